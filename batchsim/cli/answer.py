@@ -1,0 +1,228 @@
+"""Answers as JSON: schema 1, the same keys for every verb.
+
+Intervals are [low, high]; a censored lower limit is 0 and null means unbounded or unknown, never NaN or
+Infinity. The point estimates behind intervals stand under `estimates`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from batchsim.variables import SCHEMA
+
+
+def write(answer: dict[str, Any]) -> None:
+    """Print an answer as one JSON object."""
+    json.dump(answer, sys.stdout, indent=1, allow_nan=False, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def number(value: Any) -> float | int | None:
+    """A finite number, whole ones as int; None for NaN and infinities."""
+    x = float(value)
+    if not math.isfinite(x):
+        return None
+    return int(x) if x.is_integer() and abs(x) < 2**53 else x
+
+
+def interval(low: Any, high: Any) -> list[float | int | None] | None:
+    """[low, high], or None where both are unknown."""
+    return None if math.isnan(float(low)) and math.isnan(float(high)) else [number(low), number(high)]
+
+
+def from_measurement(measured: xr.DataTree) -> dict[str, Any]:
+    """Answer of `measure`.
+
+    Parameters
+    ----------
+    measured : xarray.DataTree
+        From `measure.measure`.
+
+    Returns
+    -------
+    dict
+        Plain values, ready for `json.dumps(..., allow_nan=False)`.
+    """
+    arms, runs = measured["arms"].to_dataset(), measured["runs"].to_dataset()
+    attrs = measured.attrs
+    return {
+        "schema": SCHEMA,
+        "verb": "measure",
+        "framework": attrs["framework"],
+        "target": attrs["target"],
+        "metric": attrs["metric"],
+        "metrics": attrs["metrics"],
+        "level": attrs["level"],
+        "reference_batch": number(attrs["reference_batch"]),
+        "batches": [_arm(arms.isel(arm=i)) for i in range(arms.sizes["arm"])],
+        "effective_range": None,
+        "star": None,
+        "critical_train_batch": None,
+        "critical_gen_batch": None,
+        "noise_scales": attrs["noise_scales"],
+        "runs": [_run(runs, i) for i in range(runs.sizes["run"])],
+        "warnings": attrs["warnings"],
+    }
+
+
+BOUNDED = ("responses_to_target", "time_to_target", "time_with_evaluation", "time_ratio", "sample_cost_ratio")
+PLAIN = (
+    "train_batch",
+    "rollout_batch",
+    "prompts",
+    "group_size",
+    "learning_rate",
+    "throughput",
+    "throughput_with_evaluation",
+    "throughput_ratio",
+    "throughput_ratio_se",
+    "sample_cost_ratio_se",
+    "p_wins",
+    "step_seconds",
+    "kept_share",
+    "generation_seconds",
+    "training_seconds",
+    "logprob_seconds",
+    "reward_seconds",
+    "sync_seconds",
+    "first_evaluation_responses",
+    "first_evaluation_time",
+    "first_evaluation_time_ratio",
+)
+
+
+def _arm(arm: xr.Dataset) -> dict[str, Any]:
+    row: dict[str, Any] = {name: number(arm[name]) for name in PLAIN if name in arm}
+    row |= {name: interval(arm[name].values[0], arm[name].values[2]) for name in BOUNDED}
+    row |= {
+        "lr_rule": str(arm["lr_rule"].values) or None,
+        "verdict": str(arm["verdict"].values) or None,
+        "binding_limit": None,
+        "runs": int(arm["runs"]),
+        "estimates": {name: number(arm[name].values[1]) for name in BOUNDED},
+    }
+    return row
+
+
+def _run(runs: xr.Dataset, i: int) -> dict[str, Any]:
+    run = runs.isel(run=i)
+    row: dict[str, Any] = {
+        "run": str(run["run"].values),
+        "path": runs.attrs["path"][i],
+        "framework": runs.attrs["framework"][i],
+        "train_batch": number(run["train_batch"]),
+        "learning_rate": number(run["learning_rate"]),
+        "censoring": str(run["censoring"].values) or None,
+        "throughput": number(run["throughput"]),
+        "throughput_with_evaluation": number(run["throughput_with_evaluation"]),
+        "warnings": runs.attrs["warnings"][i],
+    }
+    bounds = ("responses_to_target", "time_to_target", "time_with_evaluation")
+    return row | {name: interval(run[name].values[0], run[name].values[2]) for name in bounds}
+
+
+def from_prediction(ds: xr.Dataset, compared: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Answer of `predict`.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        From `predict.predict`.
+    compared : sequence of dict
+        From `predict.compare`.
+
+    Returns
+    -------
+    dict
+        Plain values, ready for `json.dumps(..., allow_nan=False)`.
+    """
+    attrs = ds.attrs
+    measured = from_measurement(attrs["measured"]) if attrs["measured"] is not None else None
+    chosen = attrs["effective_range"]
+    return {
+        "schema": SCHEMA,
+        "verb": "predict",
+        "target": attrs["target"],
+        "metric": attrs["metric"],
+        "level": attrs["level"],
+        "reference_batch": number(attrs["reference_batch"]),
+        "lr_rule": attrs["lr_rule"],
+        "batches": [_candidate(ds, i) for i in range(ds.sizes["train_batch"])],
+        "effective_range": None if chosen is None else [number(b) for b in chosen],
+        "star": None if attrs["star"] is None else number(attrs["star"]),
+        "at_least": attrs["at_least"],
+        "critical_train_batch": _draw_interval(ds, "critical_train_batch", open_above=attrs["at_least"]),
+        "critical_gen_batch": _draw_interval(ds, "critical_gen_batch"),
+        "next_run": attrs["next_run"],
+        "parameters": {
+            name: {"interval": _draw_interval(ds, name), "source": attrs["sources"][name]}
+            for name in ("noise_scale", "snr_shape", "lr_fraction")
+        },
+        "noise_scales": attrs["noise_scale_records"],
+        "measured": measured["batches"] if measured is not None else [],
+        "compared": [
+            row | {"train_batch": number(row["train_batch"]), "interval": interval(*row["interval"])} for row in compared
+        ],
+        "seed": attrs["seed"],
+        "warnings": attrs["warnings"],
+    }
+
+
+def quantiles(values: Any, level: float) -> tuple[float, float, float]:
+    """Lower limit, median and upper limit of draws; order statistics, so that infinity may be one."""
+    tail = (1 - level) / 2
+    low, middle, high = np.quantile(values, [tail, 0.5, 1 - tail], method="nearest")
+    return float(low), float(middle), float(high)
+
+
+def _draw_interval(ds: xr.Dataset, name: str, *, open_above: bool = False) -> list[float | int | None] | None:
+    low, _, high = quantiles(ds[name].values, ds.attrs["level"])
+    return interval(low, math.inf if open_above else high)
+
+
+DRAWN = (
+    "responses_to_target",
+    "time_to_target",
+    "time_ratio",
+    "sample_cost_ratio",
+    "throughput",
+    "throughput_ratio",
+    "step_time",
+    "gpu_hours",
+    "cost",
+)
+
+
+def _candidate(ds: xr.Dataset, i: int) -> dict[str, Any]:
+    row, level = ds.isel(train_batch=i), ds.attrs["level"]
+    limits = {name: quantiles(row[name].values, level) for name in DRAWN if name in row}
+    answer: dict[str, Any] = {
+        "train_batch": number(row["train_batch"]),
+        "rollout_batch": number(row["rollout_batch"]),
+        "prompts": number(row["prompts"]),
+        "group_size": ds.attrs["group_size"],
+        "learning_rate": number(row["learning_rate"]),
+        "lr_rule": ds.attrs["lr_rule"],
+    }
+    if "step_time_law" in row:
+        limits["step_time_law"] = tuple(float(v) for v in row["step_time_law"].values)
+    answer |= {name: interval(low, high) for name, (low, _, high) in limits.items()}
+    if ds.attrs["at_least"]:
+        # Without an upper limit of the noise scale r_N may be as low as an infinite one makes it.
+        floor = quantiles(row["sample_cost_ratio_floor"].values, level)[0]
+        answer["sample_cost_ratio"] = interval(floor, limits["sample_cost_ratio"][2])
+    answer |= {
+        "throughput_ratio_se": number(np.std(row["throughput_ratio"].values)),
+        "p_wins": number(row["p_wins"]),
+        "verdict": str(row["verdict"].values) or None,
+        "binding_limit": str(row["binding_limit"].values) or None,
+        "estimates": {name: number(middle) for name, (_, middle, _) in limits.items()},
+    }
+    return answer

@@ -1,0 +1,157 @@
+"""`batchsim predict`: time to target over candidate batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchsim.cli import options as opt
+from batchsim.errors import InputError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from batchsim.plan import Plan
+
+NOTHING_TO_RECOMMEND = 1
+
+
+def predict(
+    logs: Annotated[
+        list[str] | None, typer.Argument(help="A plan.toml, or log files, folders, globs, or - for standard input.")
+    ] = None,
+    example: opt.Example = None,
+    plan: Annotated[Path | None, typer.Option(help="What else is known, beside logs.")] = None,
+    target: opt.Target = None,
+    metric: opt.Metric = None,
+    pilot: Annotated[
+        str | None, typer.Option(help="Calibrate on these train batches only, as 256,512; the others are held out.")
+    ] = None,
+    batches: Annotated[str | None, typer.Option(help="Candidate train batches, as 256,512,1024.")] = None,
+    lr_rule: Annotated[str | None, typer.Option(help="fixed, sqrt, linear, tuned or invariant.")] = None,
+    gpus: Annotated[float | None, typer.Option(help="GPUs, for GPU-hours.", min=1)] = None,
+    price: Annotated[float | None, typer.Option(help="USD per GPU and hour, for the cost.", min=0)] = None,
+    level: opt.Level = 0.8,
+    draws: Annotated[int, typer.Option(help="Posterior draws.")] = 2000,
+    seed: opt.Seed = 0,
+    prompts: opt.Prompts = None,
+    group_size: opt.GroupSize = None,
+    updates_per_rollout: opt.UpdatesPerRollout = None,
+    epochs: opt.Epochs = None,
+    step_seconds: opt.StepSeconds = None,
+    learning_rate: opt.LearningRate = None,
+    column: opt.Column = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the plot to this file (png, pdf, svg).")] = None,
+    json: opt.Json = False,
+) -> None:
+    """Forecast T/T0, r_N and r_q over candidate batches, and recommend a range, a star and the next run.
+
+    From logs, from a plan.toml, or from both. Whatever no pilot identifies is drawn from a documented
+    prior, and said to be. Exit status 1 means that no batch can be recommended.
+    """
+    from batchsim.cli import answer, table
+    from batchsim.predict import compare
+    from batchsim.predict import predict as predict_batches
+
+    given = {
+        "prompts": prompts,
+        "group_size": group_size,
+        "updates_per_rollout": updates_per_rollout,
+        "epochs": epochs,
+        "step_seconds": step_seconds,
+        "learning_rate": learning_rate,
+        "columns": opt.column_map(column),
+    }
+    known, runs = _inputs(list(logs or []), example, plan, given)
+    ds = predict_batches(
+        known,
+        runs=runs,
+        target=target,
+        metric=metric,
+        pilot_batches=_numbers(pilot, "--pilot"),
+        batches=_numbers(batches, "--batches"),
+        lr_rule=lr_rule,
+        gpus=gpus,
+        price=price,
+        level=level,
+        draws=draws,
+        seed=seed,
+    )
+    published = _published(example)
+    compared = compare(ds, published)
+    if plot is not None:
+        _save_plot(ds, published, plot)
+    if json:
+        answer.write(answer.from_prediction(ds, compared))
+    else:
+        table.print_prediction(ds, compared)
+        if plot is not None:
+            typer.echo(f"plot written to {plot}")
+    if ds.attrs["star"] is None:
+        raise typer.Exit(NOTHING_TO_RECOMMEND)
+
+
+def _inputs(
+    paths: list[str], example: str | None, plan: Path | None, given: dict[str, Any]
+) -> tuple[Plan, xr.DataTree | None]:
+    """The plan and the runs that arguments, example and the plan's own [logs] name."""
+    from batchsim.plan import Plan, read_plan
+
+    if example is not None:
+        paths.append(str(opt.example_path(example)))
+    plans = [p for p in paths if p.endswith(".toml")] + ([str(plan)] if plan is not None else [])
+    if len(plans) > 1:
+        raise InputError(f"{len(plans)} plans given", remedy="one plan per prediction")
+    known = read_plan(plans[0]) if plans else Plan()
+    sources = [p for p in paths if not p.endswith(".toml")]
+    sources += [p if p == "-" else str(Path(known.source).parent / p) for p in known.logs.paths]
+    if not plans and not sources:
+        raise InputError(
+            "nothing to predict from", remedy="name logs or a plan.toml, or try: batchsim predict --example li2026-grpo"
+        )
+    return known, opt.load_runs(sources, given) if sources else None
+
+
+def _numbers(text: str | None, option: str) -> list[float]:
+    if text is None:
+        return []
+    try:
+        numbers = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise InputError(f"{option} {text} is not a list of numbers", remedy=f"as {option} 256,512") from error
+    if not numbers:
+        raise InputError(f"{option} is empty", remedy=f"as {option} 256,512")
+    return numbers
+
+
+def _published(example: str | None) -> dict[float, dict[str, float]] | None:
+    """What the paper measured, to be shown beside its example and never read by the model."""
+    if example != "li2026-grpo":
+        return None
+    import csv
+    from importlib.resources import files
+
+    table = files("batchsim").joinpath("data/measured/li2026_grpo.csv")
+    quantities = ("time_ratio", "sample_cost_ratio", "throughput_ratio")
+    with table.open(encoding="utf-8", newline="") as lines:
+        return {
+            float(row["prompts"]) * float(row["group_size"]): {k: float(row[k]) for k in quantities if row[k]}
+            for row in csv.DictReader(lines)
+        }
+
+
+def _save_plot(ds: xr.Dataset, published: dict[float, dict[str, float]] | None, path: Path) -> None:
+    from batchsim.cli.files import replace_file
+
+    formats = (".png", ".pdf", ".svg")
+    if path.suffix.lower() not in formats:
+        raise InputError(f"no plot format '{path.suffix}'", where=str(path), remedy=f"use {', '.join(formats)}")
+    from batchsim.plot import plot_time_to_target
+
+    nan = float("nan")
+    points = [(b, nan, row["time_ratio"], nan) for b, row in (published or {}).items()]
+    axes = plot_time_to_target(ds, measured=points if published is not None else None)
+    with replace_file(path) as temporary:
+        axes.figure.savefig(temporary, dpi=150)

@@ -1,0 +1,1 @@
+"""Sample efficiency: what a batch costs in responses."""

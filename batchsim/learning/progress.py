@@ -1,0 +1,144 @@
+r"""Progress per optimizer update as a function of the batch: the slope an optimizer can use.
+
+A small update u changes the expected score by eta A(B) - eta^2 h/2, where A is the slope along the
+update and h the curvature it meets. For Adam, which divides each coordinate by its own root mean
+square,
+
+    A(B) = sum_i G_i^2 / sqrt(G_i^2 + sigma_i^2/B)
+
+with G the expected gradient and sigma_i^2 the variance of one response's gradient. Let the
+signal-to-noise ratios G_i^2/sigma_i^2 be Gamma(k, mean 1/B_noise) over coordinates, independent of
+sigma_i, and b = B/B_noise with B_noise = tr(Sigma)/|G|^2. Then, relative to B -> infinity,
+
+    A(B) = sqrt(b) f_k(b) / const,   f_k(b) = E[y (1 + b y)^(-1/2)],   y ~ Gamma(k, mean 1)   (coordinate)
+    A(B) = (1 + 1/b)^(-1/2)                                            for k -> infinity      (drift)
+
+A coordinate whose signal exceeds its noise gains nothing from a larger batch, so with spread
+(finite k) the slope saturates earlier than the norms say: f_k = 1 - (1 + 1/k) b/2 + ... At b << 1
+only B_noise/(1 + 1/k) can be read from learning curves. k = 1/2 is exact for a gradient in a
+generic basis. The integral form used here,
+
+    f_k(b) = (2/sqrt(pi)) int_0^inf exp(-s^2) (1 + b s^2/k)^(-(k+1)) ds,
+
+follows from (1 + b y)^(-1/2) = (2/sqrt(pi)) int_0^inf exp(-s^2 (1 + b y)) ds and the Gamma
+Laplace transform; it stays accurate where library forms of Tricomi's U overflow.
+
+SGD uses the gradient itself: its slope does not depend on the batch and its step cost does
+(`step_cost`). McCandlish's hyperbola is the tuned limit of both.
+
+References
+----------
+.. [1] McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", arXiv:1812.06162, eq. 2.6-2.11.
+.. [2] Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", arXiv:2205.10287.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+OPTIMIZERS = ("adam", "sgd")
+
+# Nodes s = exp(u - exp(-u)): both tails of the integrand then fall double-exponentially, and the plain
+# trapezoid in u with 147 nodes errs by less than 1e-14 for b <= 1e4 and 3e-7 up to b = 1e8.
+_STEP = 1 / 24
+_U = np.arange(-3.9, 2.2 + _STEP / 2, _STEP)
+_NODES = np.exp(_U - np.exp(-_U))
+_WEIGHTS = 2 / np.sqrt(np.pi) * _STEP * _NODES * (1 + np.exp(-_U)) * np.exp(-(_NODES**2))
+
+
+def signal_function(relative_batch: ArrayLike, *, snr_shape: ArrayLike = np.inf) -> NDArray[np.float64]:
+    """Usable share of the signal at a batch, f_k(b) = E[y (1 + b y)^(-1/2)], y ~ Gamma(k, mean 1).
+
+    Parameters
+    ----------
+    relative_batch : array_like, any shape [1]
+        b = B/B_noise >= 0.
+    snr_shape : array_like, broadcastable [1]
+        k > 0; infinite gives the drift family, (1 + b)^(-1/2).
+
+    Returns
+    -------
+    ndarray [1]
+        Between 0 and 1; f_k(0) = 1.
+
+    Examples
+    --------
+    >>> signal_function([0.0, 1.0], snr_shape=np.inf).round(4)
+    array([1.    , 0.7071])
+    >>> signal_function([0.0, 1.0], snr_shape=0.5).round(4)
+    array([1.    , 0.4646])
+    """
+    b, k = np.broadcast_arrays(
+        np.asarray(relative_batch, dtype=np.float64), np.asarray(snr_shape, dtype=np.float64)
+    )
+    drift = np.isinf(k)
+    result: NDArray[np.float64] = np.asarray(1 / np.sqrt(1 + b))
+    if not drift.all():
+        spread = ~drift
+        bs, ks = b[spread][:, None], k[spread][:, None]
+        decay = np.exp(-(ks + 1) * np.log1p(bs * _NODES**2 / ks))
+        result = np.array(result)
+        result[spread] = decay @ _WEIGHTS
+    return result
+
+
+def usable_slope(
+    train_batch: ArrayLike,
+    *,
+    noise_scale: ArrayLike,
+    snr_shape: ArrayLike = np.inf,
+    optimizer: str = "adam",
+) -> NDArray[np.float64]:
+    """Slope A(B) that the optimizer can use, up to a factor that does not depend on the batch.
+
+    Parameters
+    ----------
+    train_batch : array_like, any shape [responses]
+        B > 0.
+    noise_scale : array_like, broadcastable [responses]
+        B_noise > 0; for SGD the one weighted by the curvature, tr(H Sigma)/G'HG.
+    snr_shape : array_like, broadcastable [1]
+        k; infinite gives the drift family. Ignored by SGD.
+    optimizer : {'adam', 'sgd'}
+
+    Returns
+    -------
+    ndarray [1]
+        sqrt(b) f_k(b) for Adam, 1 for SGD.
+    """
+    b = np.asarray(train_batch, dtype=np.float64) / np.asarray(noise_scale, dtype=np.float64)
+    if optimizer == "sgd":
+        return np.ones_like(b)
+    return np.asarray(np.sqrt(b) * signal_function(b, snr_shape=snr_shape))
+
+
+def step_cost(
+    train_batch: ArrayLike,
+    *,
+    noise_scale: ArrayLike,
+    curvature_ratio: ArrayLike = 1.0,
+    optimizer: str = "adam",
+) -> NDArray[np.float64]:
+    """Curvature h(B) that an update meets, relative to its large-batch limit.
+
+    Parameters
+    ----------
+    train_batch : array_like, any shape [responses]
+        B > 0.
+    noise_scale : array_like, broadcastable [responses]
+    curvature_ratio : array_like, broadcastable [1]
+        h_ratio = curvature along the signal over curvature along the noise, G'HG/|G|^2 over
+        tr(H Sigma)/tr(Sigma); 1 where the Hessian is diagonal for Adam or isotropic.
+    optimizer : {'adam', 'sgd'}
+
+    Returns
+    -------
+    ndarray [1]
+        Adam's update has a fixed norm: (b + 1/h_ratio)/(b + 1). SGD's norm grows with the noise:
+        1 + 1/b.
+    """
+    b = np.asarray(train_batch, dtype=np.float64) / np.asarray(noise_scale, dtype=np.float64)
+    if optimizer == "sgd":
+        return np.asarray(1 + 1 / b)
+    return np.asarray((b + 1 / np.asarray(curvature_ratio)) / (b + 1))

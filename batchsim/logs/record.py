@@ -1,0 +1,385 @@
+"""One run between a framework's reader and the Dataset that the rest of batchsim sees.
+
+A reader fills a `Run` with arrays as the log states them: step numbers, columns under canonical
+names, evaluations, the recipe values and facts that the log states, and for every column where it
+came from. It derives nothing. `to_dataset` is the only place that does:
+
+    responses at the end of a step = (step - base) x responses per row
+    elapsed, wall, steady            see timeline.py
+    train_batch                      see recipe.py
+
+Evaluations sit on an axis of their own, at the number of responses that had been used when they
+began, because they are sparser than steps and one may precede the first.
+
+A number that is not finite in the log becomes NaN here, and a negative duration too; both are counted
+in a warning. The training reward is a column of the steps and never a score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from batchsim.errors import InputError
+from batchsim.logs.recipe import Overrides, Recipe, resolve
+from batchsim.logs.timeline import Array, elapsed_at, elapsed_seconds, steady_steps, wall_seconds
+from batchsim.variables import set_attrs
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+LARGEST_STEP = 10**9
+PHASES = ("generation_seconds", "training_seconds", "logprob_seconds", "reward_seconds", "sync_seconds")
+NORMS = (
+    "grad_norm",
+    "critic_grad_norm",
+    "sq_norm_chunk",
+    "sq_norm_batch",
+    "critic_sq_norm_chunk",
+    "critic_sq_norm_batch",
+)
+COLUMNS = (
+    "responses",
+    "responses_generated",
+    "elapsed",
+    "step_seconds",
+    *PHASES,
+    "checkpoint_seconds",
+    *NORMS,
+    "learning_rate",
+    "train_reward",
+    "response_length",
+    "kept_share",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluations:
+    """Evaluations of a run, each array of shape (evaluations,).
+
+    Their place is a step number [1] or a number of responses [responses]; elapsed and wall-clock
+    time [s] are derived where the log does not state them.
+    """
+
+    step: Array | None = None
+    responses: Array | None = None
+    seconds: Array | None = None
+    elapsed: Array | None = None
+    wall: Array | None = None
+    scores: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Number of evaluations."""
+        place = self.responses if self.responses is not None else self.step
+        return 0 if place is None else len(place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run as its log states it.
+
+    Attributes
+    ----------
+    step : array, shape (rows,)
+        Step numbers, increasing.
+    columns : mapping of arrays, shape (rows,)
+        By canonical name (`COLUMNS`); NaN where a row lacks the value.
+    stated, facts : mapping
+        Recipe values, and other attributes of the Dataset, that the log states.
+    provenance : mapping
+        Canonical name -> "source name [unit], scope".
+    inferred_rollout_batch : float or None
+        Responses per rollout step [responses] as the rows suggest.
+    base, stride : int
+        Number of the step before the first; steps per row.
+    row_is_update : bool
+        Whether the log counts optimizer updates rather than rollout steps.
+    batch_hint : str
+        What this framework's log is known to lack about the batch.
+    """
+
+    name: str
+    framework: str
+    path: str
+    step: Array
+    columns: Mapping[str, Array]
+    evaluations: Evaluations
+    stated: Mapping[str, float]
+    facts: Mapping[str, object]
+    provenance: Mapping[str, str]
+    warnings: Sequence[str] = ()
+    inferred_rollout_batch: float | None = None
+    base: int = 0
+    stride: int = 1
+    row_is_update: bool = False
+    batch_hint: str = ""
+
+
+def number(value: object) -> float:
+    """A JSON value or a cell as a float; NaN if it is not a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return math.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def whole_or_none(value: object) -> int | None:
+    """A step number, or None where the value is not one."""
+    result = number(value)
+    return int(result) if 0 <= result <= LARGEST_STEP and result == int(result) else None
+
+
+class Steps:
+    """Rows by step number, in the order of the log; a step that comes again replaces what it repeats.
+
+    Two lines of one step with different keys are one row written in two parts. Keys that repeat, or
+    a step number that falls, mean that the run was restarted from a checkpoint: the rows from that
+    step on belong to a branch that was abandoned.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, float]] = {}
+        self.warnings: list[str] = []
+
+    def add(self, step: int, values: Mapping[str, float], *, where: str) -> list[int]:
+        """Add a line; the steps that it made obsolete."""
+        row = self.rows.get(step)
+        if row is not None and not row.keys() & values.keys():
+            row.update(values)
+            return []
+        newest = next(reversed(self.rows), None)
+        dropped = [] if newest is None or step > newest else [old for old in self.rows if old >= step]
+        for old in dropped:
+            del self.rows[old]
+        if dropped:
+            self.warnings.append(
+                f"{where}: step {step} follows step {newest}, a restart or a duplicate; "
+                f"{len(dropped)} earlier rows from step {step} on were dropped"
+            )
+        self.rows[step] = dict(values)
+        return dropped
+
+    def column(self, name: str) -> Array:
+        """One column, NaN where a row lacks it."""
+        return np.array([row.get(name, math.nan) for row in self.rows.values()], dtype=float)
+
+    @property
+    def step(self) -> Array:
+        """Step numbers."""
+        return np.array(list(self.rows), dtype=float)
+
+
+def to_dataset(run: Run, given: Overrides) -> xr.Dataset:
+    """The Dataset of one run.
+
+    Parameters
+    ----------
+    run : Run
+        As a reader filled it.
+    given : Overrides
+        What the user supplies.
+
+    Returns
+    -------
+    xarray.Dataset
+        Dimensions ``rollout_step``, ``evaluation`` and ``metric``; see `read_logs`.
+
+    Raises
+    ------
+    InputError
+        For a run without rows and evaluations, a recipe that cannot be settled, and responses that
+        fall.
+    """
+    import xarray as xr
+
+    if not len(run.step) and not run.evaluations.count:
+        raise InputError(
+            "the log holds no training step and no evaluation",
+            remedy="wait until the run has logged a step, or check that the console log was kept",
+            where=run.path,
+        )
+    notes = list(run.warnings)
+    provenance = dict(run.provenance)
+    recipe = resolve(
+        run.stated,
+        given,
+        inferred=run.inferred_rollout_batch,
+        names=provenance,
+        hint=run.batch_hint,
+        where=run.path,
+        notes=notes,
+    )
+    # Absurd numbers from damaged lines end as NaN or infinity, without a warning on the terminal.
+    with np.errstate(all="ignore"):
+        columns = _cleaned(run.columns, notes)
+        _set_step_seconds(run, columns, provenance, given, notes)
+        _set_responses(run, columns, provenance, recipe)
+        _set_elapsed(run, columns, provenance, notes)
+        rate = _learning_rate(recipe, columns, notes)
+        scores, evaluations = _evaluations(run, columns, provenance, recipe)
+        steady = steady_steps(columns.get("step_seconds"), len(run.step))
+    ds = xr.Dataset(
+        {
+            **{name: ("rollout_step", columns[name]) for name in COLUMNS if name in columns},
+            "steady": ("rollout_step", steady),
+            "score": (("metric", "evaluation"), scores),
+            **{name: ("evaluation", values) for name, values in evaluations.items()},
+        },
+        coords={
+            "rollout_step": run.step.astype(np.int64),
+            "evaluation": np.arange(run.evaluations.count),
+            "metric": np.array(list(run.evaluations.scores), dtype=np.str_),
+        },
+    )
+    set_attrs(ds)
+    ds.attrs = _attributes(run, recipe, rate, provenance, notes)
+    return ds
+
+
+def _cleaned(columns: Mapping[str, Array], notes: list[str]) -> dict[str, Array]:
+    """Columns that hold a value, with NaN for what cannot be one."""
+    cleaned: dict[str, Array] = {}
+    for name, values in columns.items():
+        bad = np.isinf(values)
+        if name in NORMS:
+            bad |= np.isnan(values)
+            if bad.any() and not bad.all():
+                notes.append(f"{name} is missing or not finite in {int(bad.sum())} of {len(values)} steps")
+        if name.endswith("_seconds"):
+            negative = values < 0
+            bad |= negative
+            if negative.any():
+                notes.append(f"{name} is negative in {int(negative.sum())} steps; NaN there")
+        cleaned[name] = np.where(bad, np.nan, values)
+    return {name: values for name, values in cleaned.items() if np.isfinite(values).any()}
+
+
+def _set_step_seconds(
+    run: Run, columns: dict[str, Array], provenance: dict[str, str], given: Overrides, notes: list[str]
+) -> None:
+    if "step_seconds" not in columns and {"generation_seconds", "training_seconds"} <= columns.keys():
+        parts = [name for name in PHASES if name in columns]
+        columns["step_seconds"] = np.sum([columns[name] for name in parts], axis=0)
+        provenance["step_seconds"] = f"sum of {', '.join(parts)} [s]"
+    if given.step_seconds is None:
+        return
+    if "step_seconds" in columns or "elapsed" in columns:
+        notes.append(f"step_seconds {given.step_seconds:g} was not used: the log has its own timing")
+    elif len(run.step):
+        columns["step_seconds"] = np.full(len(run.step), float(given.step_seconds))
+        provenance["step_seconds"] = "option step_seconds [s], the same for every step"
+
+
+def _responses(run: Run, step: Array, recipe: Recipe) -> Array:
+    per_row = recipe.rollout_batch / (recipe.updates_per_rollout if run.row_is_update else 1)
+    result: Array = (step - run.base) * per_row
+    return result
+
+
+def _at_steps(run: Run, step: Array, responses: Array, recipe: Recipe) -> Array:
+    """Responses at the end of given steps: the log's own count where it has the step."""
+    computed = _responses(run, step, recipe)
+    if not len(run.step):
+        return computed
+    row = np.minimum(np.searchsorted(run.step, step), len(run.step) - 1)
+    return np.where(run.step[row] == step, responses[row], computed)
+
+
+def _set_responses(run: Run, columns: dict[str, Array], provenance: dict[str, str], recipe: Recipe) -> None:
+    computed = _responses(run, run.step, recipe)
+    stated = columns.get("responses")
+    if stated is None:
+        unit = "optimizer updates x train_batch / epochs" if run.row_is_update else "rollout steps x rollout_batch"
+        provenance["responses"] = f"{unit} [responses]"
+        columns["responses"] = computed
+        return
+    columns["responses"] = responses = np.where(np.isnan(stated), computed, stated)
+    falls = np.flatnonzero(np.diff(responses) < 0)
+    if len(falls):
+        at = int(falls[0])
+        raise InputError(
+            f"responses fall from {responses[at]:g} at step {run.step[at]:g} "
+            f"to {responses[at + 1]:g} at step {run.step[at + 1]:g}; they must be cumulative",
+            remedy="give the responses used since the run started, not those of one step",
+            where=run.path,
+        )
+
+
+def _set_elapsed(run: Run, columns: dict[str, Array], provenance: dict[str, str], notes: list[str]) -> None:
+    if "elapsed" in columns or "step_seconds" not in columns:
+        return
+    columns["elapsed"], bridged = elapsed_seconds(run.step, columns["step_seconds"], base=run.base, stride=run.stride)
+    notes.extend(bridged)
+    provenance["elapsed"] = "running sum of step_seconds [s]"
+
+
+def _learning_rate(recipe: Recipe, columns: Mapping[str, Array], notes: list[str]) -> float | None:
+    if recipe.learning_rate is not None or "learning_rate" not in columns:
+        return recipe.learning_rate
+    largest = float(np.nanmax(columns["learning_rate"]))
+    if largest <= 0:
+        return None
+    notes.append(f"learning_rate {largest:g} is the largest logged value: the log does not state the configured one")
+    return largest
+
+
+def _evaluations(
+    run: Run, columns: Mapping[str, Array], provenance: dict[str, str], recipe: Recipe
+) -> tuple[Array, dict[str, Array]]:
+    given = run.evaluations
+    empty = np.zeros(0)
+    if given.responses is not None:
+        responses = given.responses
+    else:
+        responses = _at_steps(run, given.step, columns["responses"], recipe) if given.step is not None else empty
+        provenance.setdefault("evaluation_responses", "responses at the end of the evaluated step")
+    seconds = given.seconds if given.seconds is not None else np.full(given.count, np.nan)
+    elapsed = given.elapsed
+    if elapsed is None:
+        elapsed = elapsed_at(responses, columns["responses"], columns.get("elapsed"))
+        provenance.setdefault("evaluation_elapsed", "elapsed at evaluation_responses [s]")
+    wall = given.wall
+    if wall is None:
+        saving = np.nan_to_num(columns.get("checkpoint_seconds", np.zeros(len(run.step))))
+        before = np.array([saving[columns["responses"] < place].sum() for place in responses])
+        wall = wall_seconds(elapsed, seconds, before, initial=responses == 0)
+        provenance["evaluation_wall"] = (
+            "elapsed plus earlier evaluations and checkpoints [s]; an untimed one before step 1 counts zero"
+        )
+    scores = np.array(list(given.scores.values()), dtype=float).reshape(len(given.scores), given.count)
+    return np.where(np.isinf(scores), np.nan, scores), {
+        "evaluation_responses": responses,
+        "evaluation_elapsed": elapsed,
+        "evaluation_wall": wall,
+        "evaluation_seconds": np.where(np.isfinite(seconds) & (seconds >= 0), seconds, np.nan),
+    }
+
+
+def _attributes(
+    run: Run, recipe: Recipe, rate: float | None, provenance: Mapping[str, str], notes: list[str]
+) -> dict[str, object]:
+    known: dict[str, object] = {
+        "prompts": recipe.prompts,
+        "group_size": recipe.group_size,
+        "rollout_batch": recipe.rollout_batch,
+        "train_batch": recipe.train_batch,
+        "updates_per_rollout": recipe.updates_per_rollout,
+        "epochs": recipe.epochs,
+        "learning_rate": rate,
+        **run.facts,
+    }
+    return {
+        "framework": run.framework,
+        "path": run.path,
+        "model": "",
+        **{name: value for name, value in known.items() if value is not None},
+        "provenance": dict(provenance),
+        "warnings": notes,
+    }

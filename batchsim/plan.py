@@ -1,0 +1,271 @@
+r"""plan.toml, the one input: what is known before a sweep.
+
+A plan has up to eight sections, all optional but [recipe] (which logs can supply):
+
+    [target]    the validation target, and N* or T of the reference where they are known
+    [recipe]    prompts, group size, learning rate and its rule: the reference, B_0
+    [learning]  what is known of the noise scale, its shape and the learning rate; pilots' sample costs
+    [model] [gpu] [engine] [lengths]   the system: memory, price, stage times, pilots' throughput
+    [logs]      measured runs, relative to the plan's own folder
+
+Quantities may be text with units ("80 GB", "3.35 TB/s", "11.9 h"). A key that is not known is refused
+with its nearest neighbour; one that no computation uses yet is reported, never silently believed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from batchsim.errors import InputError, nearest
+from batchsim.specs.engine import Engine, ObservedThroughput
+from batchsim.specs.gpu import GPU
+from batchsim.specs.lengths import Lengths
+from batchsim.specs.model import Model
+from batchsim.specs.quantity import Count, Ratio, Responses, Seconds, Shape
+from batchsim.specs.recipe import Recipe
+
+Fraction = Annotated[float, Ge(0), Le(1.99), Field(allow_inf_nan=False)]
+_CONFIG = ConfigDict(extra="forbid")
+
+UNUSED = {("gpu", "memory_bandwidth"), ("gpu", "peak_flops")}
+"""Keys that are read and checked but that no computation uses yet."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
+class Target:
+    """The validation target.
+
+    Parameters
+    ----------
+    metric : str
+        Score as the log names it.
+    score : float or None [1]
+    responses_to_target : float or None [responses]
+        N* of the reference recipe, if it is known.
+    time_to_target : float or None [s]
+        T of the reference recipe, if it is known.
+    """
+
+    metric: str = ""
+    score: float | None = None
+    responses_to_target: Responses | None = None
+    time_to_target: Seconds | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
+class ObservedSampleCost:
+    """One pilot's updates to the target relative to the reference, as an interval.
+
+    Parameters
+    ----------
+    prompts : int [prompts]
+        At the recipe's group size.
+    lr_rule : str
+        Rule of its learning rate, from the reference.
+    updates_ratio : tuple of float [1]
+        Lower and upper limit of S*/S*_0.
+    relative_error : float [1]
+        Run-to-run standard deviation of log N* of a single run.
+    """
+
+    prompts: Count
+    lr_rule: Literal["fixed", "sqrt", "linear"]
+    updates_ratio: tuple[Ratio, Ratio]
+    relative_error: Annotated[float, Ge(0.001), Le(2)] = 0.1
+
+    def __post_init__(self) -> None:
+        if self.updates_ratio[0] > self.updates_ratio[1]:
+            raise InputError(f"updates_ratio {list(self.updates_ratio)} runs from high to low")
+
+
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
+class Learning:
+    """What is known of the learning side.
+
+    Parameters
+    ----------
+    noise_scale : float, tuple of float or None [responses]
+        A value, or the central 80 % interval of a log-normal.
+    snr_shape : float, 'drift' or None [1]
+        k of the coordinate family, or the drift family; None leaves it to the prior.
+    lr_fraction : float, tuple of float or None [1]
+        Reference learning rate over the optimal one: a value, or limits of a uniform.
+    curvature_ratio : float [1]
+        h_ratio.
+    observed : tuple of ObservedSampleCost
+    """
+
+    noise_scale: Responses | tuple[Responses, Responses] | None = None
+    snr_shape: Shape | Literal["drift"] | None = None
+    lr_fraction: Fraction | tuple[Fraction, Fraction] | None = None
+    curvature_ratio: Ratio = 1.0
+    observed: tuple[ObservedSampleCost, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("noise_scale", "lr_fraction"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and not value[0] < value[1]:
+                raise InputError(f"{name} {list(value)} is not an interval from low to high")
+
+
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
+class Logs:
+    """Measured runs.
+
+    Parameters
+    ----------
+    paths : tuple of str
+        Files, folders or globs, relative to the plan's folder.
+    pilot_batches : tuple of int [responses]
+        Train batches to calibrate on; empty means all. The others are drawn beside the prediction.
+    """
+
+    paths: tuple[str, ...] = ()
+    pilot_batches: tuple[Count, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
+class Plan:
+    """Everything that is known before a sweep, see the module's text.
+
+    Parameters
+    ----------
+    recipe : Recipe or None
+        None only where logs supply it.
+    target, learning, model, gpu, engine, lengths, logs
+        Sections of plan.toml.
+    source : str
+        File the plan was read from.
+    """
+
+    recipe: Recipe | None = None
+    target: Target = field(default_factory=Target)
+    learning: Learning = field(default_factory=Learning)
+    model: Model = field(default_factory=Model)
+    gpu: GPU = field(default_factory=GPU)
+    engine: Engine = field(default_factory=Engine)
+    lengths: Lengths = field(default_factory=Lengths)
+    logs: Logs = field(default_factory=Logs)
+    source: str = ""
+
+    def warnings(self) -> list[str]:
+        """Keys that were given and that no computation uses yet."""
+        return [
+            f"[{section}] {key} is checked but no prediction uses it yet"
+            for section, key in sorted(UNUSED)
+            if getattr(getattr(self, section), key) is not None
+        ]
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Read plan.toml.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    InputError
+        For a file that is missing or not TOML, an unknown key, or a value outside its bounds.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InputError(f"cannot read the plan: {reason}", where=str(path),
+                         remedy="`batchsim init` writes an example") from error
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"not TOML: {error}", where=str(path)) from error
+    return plan_from_dict(content, source=str(path))
+
+
+def plan_from_dict(content: Mapping[str, Any], *, source: str = "") -> Plan:
+    """Build a plan from the content of plan.toml.
+
+    Parameters
+    ----------
+    content : mapping
+        Section name to its keys.
+    source : str
+        File name for error texts, and the folder that log paths start from.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    InputError
+        For an unknown key or a value outside its bounds.
+    """
+    _check_keys(content, _SECTIONS, where=source or "plan")
+    built = {}
+    for name, value in content.items():
+        kind = _SECTIONS[name]
+        where = f"{source or 'plan'} [{name}]"
+        if not isinstance(value, Mapping):
+            raise InputError(f"'{name}' is a section, not a value", where=source, remedy=f"write [{name}]")
+        _check_keys(value, _fields(kind), where=where)
+        observed = value.get("observed", [])
+        for entry in observed if isinstance(observed, list) else []:
+            if isinstance(entry, Mapping) and name in _OBSERVED:
+                _check_keys(entry, _fields(_OBSERVED[name]), where=f"{where} observed")
+        try:
+            built[name] = TypeAdapter(kind).validate_python(dict(value))
+        except ValidationError as error:
+            raise _input_error(error, where) from error
+        except InputError as error:
+            raise InputError(error.message, remedy=error.remedy, where=where) from error
+    return Plan(**built, source=source)
+
+
+def _input_error(error: ValidationError, where: str) -> InputError:
+    first = error.errors()[0]
+    inner = first.get("ctx", {}).get("error")
+    if isinstance(inner, InputError):
+        return InputError(inner.message, remedy=inner.remedy, where=where)
+    key = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-")))
+    message = first["msg"].removeprefix("Value error, ")
+    shown = repr(first["input"])
+    value = f" = {shown if len(shown) < 80 else shown[:77] + '...'}" if first["type"] != "missing" else ""
+    return InputError(f"{key}{value}: {message[0].lower() + message[1:]}", where=where)
+
+
+def _fields(kind: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(kind)]
+
+
+def _check_keys(given: Mapping[str, Any], known: Any, *, where: str) -> None:
+    for key in given:
+        if key not in known:
+            raise InputError(f"unknown key '{key}'", remedy=nearest(key, known), where=where)
+
+
+_SECTIONS: dict[str, type] = {
+    "target": Target,
+    "recipe": Recipe,
+    "learning": Learning,
+    "model": Model,
+    "gpu": GPU,
+    "engine": Engine,
+    "lengths": Lengths,
+    "logs": Logs,
+}
+_OBSERVED: dict[str, type] = {"engine": ObservedThroughput, "learning": ObservedSampleCost}

@@ -1,0 +1,91 @@
+"""Plots of results: each takes a Dataset and draws, computing nothing but quantiles.
+
+One figure so far, the paper's figure 10 as a forecast: T/T_0 over the train batch with its interval, the
+effective range, the star, and measured batches beside it where there are any.
+
+References
+----------
+.. [1] Li et al. 2026, arXiv:2608.29296, figures 9 and 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from batchsim.predict import matching_arms
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PREDICTED = "#1f5fa8"
+MEASURED = "#d1661f"
+
+
+def plot_time_to_target(
+    ds: xr.Dataset, measured: Sequence[tuple[float, float, float, float]] | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw T/T_0 over the train batch.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        From `predict.predict`.
+    measured : sequence of (train_batch, low, estimate, high) or None [responses], [1]
+        Measured T/T_0; low or high may be NaN. The prediction's own measured arms if None.
+    ax : matplotlib.axes.Axes or None
+        A new figure's if None.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    if ax is None:
+        from matplotlib.figure import Figure
+
+        ax = Figure(figsize=(6.4, 4.2), layout="constrained").subplots()
+    batches = ds["train_batch"].values
+    tail = (1 - ds.attrs["level"]) / 2
+    low, middle, high = np.quantile(ds["time_ratio"].values, [tail, 0.5, 1 - tail], axis=0, method="nearest")
+    points = list(measured if measured is not None else _measured(ds))
+    top = 1.15 * max(1.6, float(np.min(middle)) * 3, *(p[2] for p in points if np.isfinite(p[2])), 0.0)
+    # A diverging batch has no finite ratio: its band runs off the axis.
+    ax.fill_between(batches, low, np.minimum(high, 10 * top), color=PREDICTED, alpha=0.18, lw=0,
+                    label=f"predicted, central {100 * ds.attrs['level']:.0f} %")
+    ax.plot(batches, np.minimum(middle, 10 * top), "o-", color=PREDICTED, ms=4, label="predicted, median")
+    _mark_choice(ax, ds, batches, middle)
+    if points:
+        b, lower, estimate, upper = np.array(points, dtype=np.float64).T
+        error = np.nan_to_num(np.abs(np.stack([estimate - lower, upper - estimate])), posinf=0.0)
+        ax.errorbar(b, estimate, yerr=error, fmt="s", color=MEASURED, ms=5, capsize=3, label="measured")
+    ax.axhline(1.0, color="0.6", lw=0.8, ls=":")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(batches, [f"{b:g}" for b in batches])
+    ax.minorticks_off()
+    ax.set_ylim(0, top)
+    ax.set_xlabel(f"train batch B (responses per update); rule '{ds.attrs['lr_rule']}'")
+    ax.set_ylabel(f"time to target relative to B = {ds.attrs['reference_batch']:g}")
+    ax.legend(frameon=False, fontsize=8)
+    return ax
+
+
+def _mark_choice(ax: Axes, ds: xr.Dataset, batches: Any, middle: Any) -> None:
+    chosen, star = ds.attrs["effective_range"], ds.attrs["star"]
+    if chosen is not None:
+        name = "effective range" + (" (at least)" if ds.attrs["at_least"] else "")
+        # Half an octave's margin keeps a range of one batch visible.
+        ax.axvspan(chosen[0] / 2**0.25, chosen[1] * 2**0.25, color="0.5", alpha=0.12, lw=0, label=name)
+    if star is not None:
+        at = int(np.flatnonzero(batches == star)[0])
+        ax.plot(star, middle[at], "*", color=PREDICTED, ms=15, mec="white", label=f"star, B = {star:g}")
+
+
+def _measured(ds: xr.Dataset) -> list[tuple[float, float, float, float]]:
+    arms = matching_arms(ds)
+    if arms is None:
+        return []
+    rows = [(float(b), *map(float, t)) for b, t in zip(arms["train_batch"].values, arms["time_ratio"].values, strict=True)]
+    return [(b, low, middle, high) for b, low, middle, high in rows if np.isfinite(middle)]

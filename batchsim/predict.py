@@ -1,0 +1,463 @@
+r"""THE chain: what is known in, time to target over candidate batches out.
+
+    plan and logs -> calibrate (parameters with draws) -> r_N and q over candidates
+                  -> T/T_0 = r_N/r_q, T = N*_0 r_N/q -> verdicts, range, star, next run
+
+Every draw carries one noise scale, shape, learning-rate fraction, step-time law and plateau through
+all candidates, so what they share never counts as a difference between them. Candidates are the
+reference times 2^k, k = -2 ... 6, at the reference's group size, unless stated.
+
+Where N*_0 is not known, absolute N* and T do not exist and stay NaN; the ratios remain. Where the norms
+give the noise scale no upper limit, r_N is an upper bound: a batch can be called winning and not losing,
+and range and critical batch are "at least" statements.
+
+References
+----------
+.. [1] Li et al. 2026, arXiv:2608.29296, figures 8-10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from batchsim.calibrate import Calibration, calibrate, law_error
+from batchsim.criterion import cost, gpu_hours, verdict
+from batchsim.errors import InputError
+from batchsim.learning.lr_rule import LRRule, rule_name
+from batchsim.learning.sample_cost import critical_train_batch, rates_at, sample_cost_ratio
+from batchsim.measure import BOUNDS, LEVEL, measure, noise_scale_record
+from batchsim.plan import Plan
+from batchsim.recommend import Recommendation, recommend
+from batchsim.system.pipeline import critical_gen_batch, throughput
+from batchsim.variables import set_attrs
+
+DOUBLINGS = range(-2, 7)
+MAX_CANDIDATES = 64
+INFINITE_NOISE = 1e12
+"""Noise scale [responses] that stands for "no upper limit"; the limit of r_N is reached long before it."""
+
+Floats = NDArray[np.float64]
+
+
+def predict(
+    plan_or_runs: Plan | xr.DataTree,
+    *,
+    plan: Plan | None = None,
+    runs: xr.DataTree | None = None,
+    target: float | None = None,
+    metric: str | None = None,
+    pilot_batches: Sequence[float] = (),
+    batches: Sequence[float] = (),
+    lr_rule: LRRule | None = None,
+    gpus: float | None = None,
+    price: float | None = None,
+    level: float = LEVEL,
+    draws: int = 2000,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Predict the time to target over candidate batches.
+
+    Parameters
+    ----------
+    plan_or_runs : Plan or xarray.DataTree
+        A plan (`plan.read_plan`), or measured runs (`logs.read_logs`).
+    plan : Plan or None
+        With runs: what else is known.
+    runs : xarray.DataTree or None
+        With a plan: its measured runs.
+    target : float or None [1]
+    metric : str or None
+        As in `measure.measure`; the plan's own if None.
+    pilot_batches : sequence of float [responses]
+        Train batches to calibrate on; the other measured batches are held out. Empty means all.
+    batches : sequence of float [responses]
+        Candidate train batches; the plan's, else the reference times 2^k.
+    lr_rule : str, callable or None
+        The plan's, else the one the measured arms follow, else 'sqrt'.
+    gpus : float or None [GPU]
+    price : float or None [USD/(GPU*h)]
+        For GPU-hours and cost; the plan's own if None.
+    level : float in (0, 1) [1]
+        Central probability of intervals.
+    draws : int
+    seed : int
+
+    Returns
+    -------
+    xarray.Dataset
+        Over (draw, train_batch). Attributes: reference_batch, lr_rule, level, effective_range, star,
+        next_run, at_least, sources, noise_scales, measured, warnings, sentences.
+
+    Raises
+    ------
+    InputError
+        For inputs that cannot be used; see `calibrate.calibrate` and `measure.measure`.
+    """
+    if isinstance(plan_or_runs, Plan):
+        plan = plan_or_runs
+    else:
+        runs = plan_or_runs
+    plan = plan or Plan()
+    if not 0 < level < 1:
+        raise InputError(f"level is {level:g}, outside (0, 1)", remedy="0.8 is a central 80 % interval")
+    target = plan.target.score if target is None else target
+    metric = (plan.target.metric or None) if metric is None else metric
+    pilots = _pilots(runs, pilot_batches or plan.logs.pilot_batches)
+    calibration = calibrate(pilots, plan, target=target, metric=metric, draws=draws, seed=seed)
+    rule = lr_rule if lr_rule is not None else calibration.recipe.lr_rule
+    planned = plan.recipe.batches if plan.recipe is not None else ()
+    candidates = _candidates(calibration.recipe, batches or planned)
+    ds = _forecast(calibration, candidates, rule, level=level, seed=seed)
+    gpus = gpus if gpus is not None else plan.gpu.count
+    price = price if price is not None else plan.gpu.price
+    if gpus is not None:
+        ds["gpu_hours"] = (("draw", "train_batch"), gpu_hours(seconds=ds["time_to_target"].values, gpus=gpus))
+        if price is not None:
+            ds["cost"] = (("draw", "train_batch"), cost(gpu_hours=ds["gpu_hours"].values, price=price))
+    measured = measure(runs, target=target, metric=metric, level=level, seed=seed) if runs is not None else None
+    known = _measured_candidates(measured, candidates) if measured is not None else None
+    answer = recommend(ds["time_ratio"].values, measured=known)
+    attrs = _attributes(ds, calibration, answer, rule, level=level, seed=seed)
+    attrs |= {"target": target, "metric": metric, "measured": measured, "gpus": gpus, "price": price}
+    attrs["calibrated_on"] = _train_batches(pilots)
+    attrs["warnings"] += _warnings(ds, calibration, measured, pilot_batches)
+    set_attrs(ds)
+    ds.attrs = attrs
+    return ds
+
+
+def _pilots(runs: xr.DataTree | None, pilot_batches: Sequence[float]) -> xr.DataTree | None:
+    """The runs to calibrate on."""
+    if runs is None or not pilot_batches:
+        return runs
+    wanted = {float(b) for b in pilot_batches}
+    held = {float(node.attrs["train_batch"]) for node in runs.children.values()}
+    if wanted - held:
+        raise InputError(
+            f"no run has train batch {', '.join(f'{b:g}' for b in sorted(wanted - held))}",
+            remedy=f"measured: {', '.join(f'{b:g}' for b in sorted(held))} responses per update",
+        )
+    kept = {name: node.to_dataset() for name, node in runs.children.items() if node.attrs["train_batch"] in wanted}
+    pilots = xr.DataTree.from_dict(kept)
+    pilots.attrs = dict(runs.attrs)
+    return pilots
+
+
+def _train_batches(runs: xr.DataTree | None) -> list[float]:
+    return sorted({float(node.attrs["train_batch"]) for node in runs.children.values()}) if runs is not None else []
+
+
+def _candidates(recipe: Any, batches: Sequence[float]) -> Floats:
+    """Train batches that are whole numbers of prompts, in increasing order."""
+    per_prompt = recipe.group_size * recipe.epochs / recipe.updates_per_rollout
+    if not batches:
+        prompts = np.array([recipe.prompts * 2.0**k for k in DOUBLINGS])
+        return np.asarray(prompts[(prompts >= 1) & (prompts % 1 == 0)] * per_prompt)
+    if len(batches) > MAX_CANDIDATES:
+        raise InputError(f"{len(batches)} candidate batches, and {MAX_CANDIDATES} are the most")
+    chosen = np.unique(np.asarray(batches, dtype=np.float64))
+    for b in chosen:
+        prompts = b / per_prompt
+        if not (np.isfinite(b) and b > 0 and abs(prompts - round(prompts)) < 1e-9):
+            raise InputError(
+                f"candidate batch {b:g} is not a whole number of prompts at {per_prompt:g} responses per prompt and update",
+                remedy=f"the nearest is {max(1, round(prompts if np.isfinite(prompts) else 1)) * per_prompt:g}",
+            )
+    return chosen
+
+
+def _forecast(calibration: Calibration, candidates: Floats, rule: LRRule, *, level: float, seed: int) -> xr.Dataset:
+    """r_N, q and T over (draw, train_batch)."""
+    recipe = calibration.recipe
+    draws = calibration.noise_scale.size
+    ceiling = math.inf
+    if recipe.max_learning_rate and recipe.learning_rate:
+        ceiling = recipe.max_learning_rate / recipe.learning_rate
+    law: dict[str, Any] = {
+        "reference_batch": float(recipe.train_batch),
+        "lr_rule": rule,
+        "ceiling": ceiling,
+        "curvature_ratio": calibration.curvature_ratio,
+        "optimizer": recipe.optimizer,
+    }
+    column = {
+        "snr_shape": calibration.snr_shape[:, None],
+        "lr_fraction": calibration.lr_fraction[:, None],
+    }
+    # One standard normal per draw: the law's error grows smoothly with the batch.
+    z = np.random.default_rng([seed, 1]).standard_normal((draws, 1))
+    drift = np.exp(law_error(candidates, calibration.measured_batches) * z)
+    r_n = sample_cost_ratio(candidates, noise_scale=calibration.noise_scale[:, None], **column, **law) * drift
+    floor = sample_cost_ratio(candidates, noise_scale=INFINITE_NOISE, **column, **law) * drift
+    rates = rates_at(candidates, noise_scale=calibration.noise_scale[:, None], **column, **law)
+    scale = recipe.updates_per_rollout / recipe.epochs
+    rollout = candidates * scale
+    stages = {k: v[:, None] if isinstance(v, np.ndarray) else v for k, v in calibration.stages.items()}
+    q = np.broadcast_to(throughput(rollout, **stages), (draws, candidates.size))
+    r_q = q / throughput(float(recipe.rollout_batch), **stages)
+    ratio = r_n / r_q
+    n, t = _absolute(calibration, r_n, q, ratio)
+    absolute = calibration.absolute
+    per_draw = ("draw", "train_batch")
+    data = {
+        "sample_cost_ratio": (per_draw, r_n),
+        "sample_cost_ratio_floor": (per_draw, np.broadcast_to(floor, r_n.shape)),
+        "throughput_ratio": (per_draw, r_q),
+        "time_ratio": (per_draw, ratio),
+        "throughput": (per_draw, q if absolute else np.full_like(r_n, np.nan)),
+        "step_time": (per_draw, rollout / q if absolute else np.full_like(r_n, np.nan)),
+        "responses_to_target": (per_draw, n),
+        "time_to_target": (per_draw, t),
+        "step_time_law": (("train_batch", "bound"), _law_step_time(calibration, rollout, level)),
+        "learning_rate_ratio": (per_draw, np.broadcast_to(rates, r_n.shape)),
+        "learning_rate": ("train_batch", np.median(rates, axis=0) * (recipe.learning_rate or np.nan)
+                          if rates.ndim > 1 else rates * (recipe.learning_rate or np.nan)),
+        "rollout_batch": ("train_batch", rollout),
+        "prompts": ("train_batch", rollout / recipe.group_size),
+        "binding_limit": ("train_batch", _binding_limit(calibration, rollout)),
+        "noise_scale": ("draw", calibration.noise_scale),
+        "snr_shape": ("draw", calibration.snr_shape),
+        "lr_fraction": ("draw", calibration.lr_fraction),
+        "critical_train_batch": ("draw", critical_train_batch(
+            noise_scale=calibration.noise_scale, snr_shape=calibration.snr_shape,
+            lr_fraction=calibration.lr_fraction, **law)),
+        "critical_gen_batch": ("draw", _critical_gen_batch(calibration)),
+    }
+    return xr.Dataset(data, coords={"train_batch": candidates, "bound": list(BOUNDS)})
+
+
+def _absolute(calibration: Calibration, r_n: Floats, q: Floats, ratio: Floats) -> tuple[Floats, Floats]:
+    """N* and T over (draw, train_batch), NaN where the reference's are unknown."""
+    unknown = np.full_like(r_n, np.nan)
+    n = calibration.responses_to_target[:, None] * r_n if calibration.responses_to_target is not None else unknown
+    if calibration.time_to_target is not None:
+        return n, calibration.time_to_target[:, None] * ratio
+    return n, n / q if calibration.absolute else unknown
+
+
+def _law_step_time(calibration: Calibration, rollout: Floats, level: float) -> Floats:
+    """Step time of the fitted law alone, without a plateau: (train_batch, bound)."""
+    fit = calibration.step_time
+    if fit is None or not fit.success or not calibration.absolute:
+        return np.full((rollout.size, len(BOUNDS)), np.nan)
+    estimate, low, high = fit.predict(rollout, level=level)
+    return np.stack([low, estimate, high], axis=1)
+
+
+def _critical_gen_batch(calibration: Calibration) -> Floats:
+    stages, recipe = calibration.stages, calibration.recipe
+    kept = critical_gen_batch(
+        gen_time_intercept=stages["gen_time_intercept"],
+        gen_time_slope=stages["gen_time_slope"],
+        gen_throughput_max=stages["gen_throughput_max"],
+    )
+    # A fitted law counts kept responses; B_gen counts launched ones.
+    unit = 1.0 if "gen_ratio" in stages else recipe.gen_ratio
+    return np.broadcast_to(kept * unit, calibration.noise_scale.shape)
+
+
+def _binding_limit(calibration: Calibration, rollout: Floats) -> list[str]:
+    """What the rollout step mostly waits for at each candidate, in at least half of the draws."""
+    stages = calibration.stages
+    unit = stages.get("gen_ratio", 1.0) / stages.get("kept_share", 1.0)
+    b_gen = rollout * unit
+    intercept, slope, plateau = (
+        np.reshape(stages[k], (-1, 1)) for k in ("gen_time_intercept", "gen_time_slope", "gen_throughput_max")
+    )
+    capped = np.mean(b_gen / plateau > intercept + slope * b_gen, axis=0) >= 0.5
+    shared = np.mean(intercept > slope * b_gen, axis=0) >= 0.5
+    trained = stages.get("train_time_intercept", 0.0) + stages.get("train_time_per_response", 0.0) * rollout
+    generated = np.median(np.maximum(intercept + slope * b_gen, b_gen / plateau), axis=0)
+    capacity, name = calibration.memory_limit
+    limits = []
+    for i, r in enumerate(rollout):
+        if trained[i] > generated[i] if np.ndim(trained) else trained > generated[i]:
+            limits.append("trainer")
+        elif capped[i]:
+            limits.append(name if name and r > capacity else "throughput plateau")
+        else:
+            limits.append("shared step time" if shared[i] else "time per response")
+    return limits
+
+
+def _measured_candidates(measured: xr.DataTree, candidates: Floats) -> NDArray[np.bool_]:
+    arms = measured["arms"].to_dataset()
+    bounded = np.isfinite(arms["responses_to_target"].sel(bound="estimate").values)
+    return np.isin(candidates, arms["train_batch"].values[bounded])
+
+
+def _p_wins(throughput_ratio: Floats, sample_cost_ratio: Floats, reference: NDArray[np.bool_]) -> Floats:
+    return np.where(reference, np.nan, np.mean(throughput_ratio > sample_cost_ratio, axis=0))
+
+
+def _attributes(
+    ds: xr.Dataset, calibration: Calibration, answer: Recommendation, rule: LRRule, *, level: float, seed: int
+) -> dict[str, Any]:
+    """Verdicts into the dataset; everything that is not an array into attributes."""
+    batches = ds["train_batch"].values
+    reference = float(calibration.recipe.train_batch)
+    r_q = ds["throughput_ratio"].values
+    p_wins = _p_wins(r_q, ds["sample_cost_ratio"].values, batches == reference)
+    verdicts = [verdict(p) or "" for p in p_wins]
+    if calibration.open_above:
+        # A verdict stands only if it also holds for a noise scale without an upper limit.
+        at_limit = _p_wins(r_q, ds["sample_cost_ratio_floor"].values, batches == reference)
+        verdicts = [v if v == (verdict(p) or "") else "undecided" for v, p in zip(verdicts, at_limit, strict=True)]
+    ds["p_wins"] = ("train_batch", p_wins)
+    ds["verdict"] = ("train_batch", verdicts)
+    chosen = answer.effective_range
+    next_run = None
+    if answer.next_run is not None:
+        b = float(batches[answer.next_run.index])
+        next_run = {"train_batch": b, "gain": answer.next_run.gain}
+    return {
+        "reference_batch": reference,
+        "group_size": calibration.recipe.group_size,
+        "lr_rule": rule_name(rule),
+        "level": level,
+        "seed": seed,
+        "effective_range": None if chosen is None else (float(batches[chosen[0]]), float(batches[chosen[1]])),
+        "star": None if answer.star is None else float(batches[answer.star]),
+        "next_run": next_run,
+        "at_least": calibration.open_above,
+        "sources": calibration.sources,
+        "noise_scale_records": [noise_scale_record(e) for e in calibration.noise_scales],
+        "summary": calibration.summary(),
+        "warnings": list(calibration.warnings),
+    }
+
+
+def _warnings(
+    ds: xr.Dataset, calibration: Calibration, measured: xr.DataTree | None, pilot_batches: Sequence[float]
+) -> list[str]:
+    said = []
+    if calibration.responses_to_target is None and calibration.time_to_target is None:
+        said.append(
+            "neither N* nor T of the reference is known: absolute times, GPU-hours and cost are left out; give "
+            "[target] responses_to_target or time_to_target, or a run that is evaluated before and after the target"
+        )
+    elif not np.isfinite(ds["time_to_target"].values).any():
+        said.append("N* is known and seconds are not: give a run with timing, --step-seconds or [target] time_to_target")
+    if calibration.open_above:
+        low = min(e.low for e in calibration.noise_scales if e.low > 0 or not e.identified)
+        said.append(
+            f"the norms give the noise scale no agreed upper limit (at least {low:.3g} responses): r_N of larger batches is "
+            "an upper bound, verdicts that a larger noise scale would change are undecided, and effective range and "
+            "critical training batch are at least what is printed"
+        )
+        said += [e.message for e in calibration.noise_scales]
+    if not np.isfinite(ds["critical_train_batch"].values).any():
+        said.append(f"under the rule '{ds.attrs.get('lr_rule', calibration.recipe.lr_rule)}' N* has no small-batch limit, "
+                    "so there is no critical training batch")
+    if measured is not None:
+        said += [w for w in measured.attrs["warnings"] if w not in said and "noise scale" not in w]
+        said += _held_out(measured, pilot_batches)
+    return said
+
+
+def _held_out(measured: xr.DataTree, pilot_batches: Sequence[float]) -> list[str]:
+    arms = measured["arms"].to_dataset()
+    other = sorted(set(arms["train_batch"].values.tolist()) - {float(b) for b in pilot_batches})
+    if not pilot_batches or not other:
+        return []
+    return [f"calibrated on {', '.join(f'{b:g}' for b in pilot_batches)}; measured beside, never read by the model: "
+            f"{', '.join(f'{b:g}' for b in other)}"]
+
+
+COMPARED = {
+    "time_ratio": "time_ratio",
+    "sample_cost_ratio": "sample_cost_ratio",
+    "throughput_ratio": "throughput_ratio",
+    "step_time_law": "step_seconds",
+}
+"""Predicted quantities and the measured ones they are compared with."""
+
+
+def matching_arms(ds: xr.Dataset) -> xr.Dataset | None:
+    """Measured arms that the prediction speaks of: its rule and its group size.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        From `predict`.
+
+    Returns
+    -------
+    xarray.Dataset or None
+        Of `measure`, dims (arm, bound); None without runs.
+    """
+    if ds.attrs["measured"] is None:
+        return None
+    arms = ds.attrs["measured"]["arms"].to_dataset()
+    rule = np.isin(arms["lr_rule"].values, [ds.attrs["lr_rule"], "reference", ""])
+    group = arms["group_size"].values
+    return arms.isel(arm=np.flatnonzero(rule & (np.isnan(group) | (group == ds.attrs["group_size"]))))
+
+
+def _measured_rows(ds: xr.Dataset) -> dict[float, dict[str, float]]:
+    arms = matching_arms(ds)
+    if arms is None:
+        return {}
+    rows = {}
+    for i, b in enumerate(arms["train_batch"].values):
+        arm = arms.isel(arm=i)
+        values = {
+            name: float(arm[name].sel(bound="estimate") if "bound" in arm[name].dims else arm[name])
+            for name in COMPARED.values()
+        }
+        rows[float(b)] = {k: v for k, v in values.items() if np.isfinite(v)}
+    return rows
+
+
+def compare(ds: xr.Dataset, rows: dict[float, dict[str, float]] | None = None) -> list[dict[str, Any]]:
+    """Predictions beside measurements.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        From `predict`.
+    rows : dict or None
+        Train batch to quantity to value, from elsewhere; the prediction's own runs (`matching_arms`) if None.
+
+    Returns
+    -------
+    list of dict
+        Keys claim, train_batch, predicted, interval, measured, error (predicted/measured - 1), covered and
+        held_out: whether the batch was kept from the calibration.
+    """
+    rows = _measured_rows(ds) if rows is None else rows
+    own = set(ds.attrs["calibrated_on"])
+    tail = (1 - ds.attrs["level"]) / 2
+    compared = []
+    for b, values in sorted(rows.items()):
+        if b not in ds["train_batch"].values or b == ds.attrs["reference_batch"]:
+            continue
+        row = ds.sel(train_batch=b)
+        for name, source in COMPARED.items():
+            if source not in values:
+                continue
+            drawn = row[name].values
+            if name != "step_time_law":
+                drawn = np.quantile(drawn, [tail, 0.5, 1 - tail], method="nearest")
+            low, predicted, high = (float(v) for v in drawn)
+            if not np.isfinite(predicted):
+                continue
+            compared.append(
+                {
+                    "claim": name,
+                    "train_batch": b,
+                    "predicted": predicted,
+                    "interval": [low, high],
+                    "measured": values[source],
+                    "error": predicted / values[source] - 1,
+                    "covered": low <= values[source] <= high,
+                    "held_out": b not in own,
+                }
+            )
+    return compared

@@ -1,0 +1,1 @@
+"""What is given: recipe, hardware, model, engine and lengths, as frozen dataclasses with bounds."""

@@ -1,0 +1,1 @@
+"""System efficiency: how many kept responses per second a batch yields."""

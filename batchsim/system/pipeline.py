@@ -1,0 +1,161 @@
+r"""Stages of a rollout step composed into throughput.
+
+    t_gen   = max(d_0 + d_1 B_gen, B_gen/q_gen_max)        generation, B_gen = gen_ratio R / kept_share
+    t_train = c + gamma R                                   log-probabilities and updates
+    t_step  = t_gen + t_train + o                           synchronous
+    t_step  = max(t_gen, t_train) + o                       asynchronous
+    q       = R/t_step                                      kept responses per second
+
+R is the kept responses of a rollout step and o what neither stage hides (weight synchronisation). Only
+kept responses count: filtering costs time. Capped concurrency C gives the plateau exactly, since B_gen
+responses then decode in B_gen/C waves of d_0 + d_1 C seconds: q_gen_max = C/(d_0 + d_1 C).
+
+References
+----------
+.. [1] Li et al. 2026, arXiv:2608.29296, section "raising throughput on fixed hardware" and figure 7.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from batchsim.errors import InputError
+
+MODES = ("sync", "async")
+PLATEAU_SHARE = 0.9
+"""Throughput at the critical generation batch, relative to its plateau."""
+
+
+def gen_time(
+    gen_batch: ArrayLike,
+    *,
+    gen_time_intercept: ArrayLike,
+    gen_time_slope: ArrayLike,
+    gen_throughput_max: ArrayLike = np.inf,
+) -> NDArray[np.float64]:
+    """Time to generate a rollout step's responses, max(d_0 + d_1 B_gen, B_gen/q_gen_max).
+
+    Parameters
+    ----------
+    gen_batch : array_like, any shape [responses]
+    gen_time_intercept : array_like, broadcastable [s]
+    gen_time_slope : array_like, broadcastable [s/response]
+    gen_throughput_max : array_like, broadcastable [responses/s]
+
+    Returns
+    -------
+    ndarray [s]
+    """
+    b = np.asarray(gen_batch)
+    affine = gen_time_intercept + np.asarray(gen_time_slope) * b
+    return np.asarray(np.maximum(affine, b / np.asarray(gen_throughput_max)))
+
+
+def capped_throughput(
+    concurrency_max: ArrayLike, *, gen_time_intercept: ArrayLike, gen_time_slope: ArrayLike
+) -> NDArray[np.float64]:
+    """Plateau of generation at capped concurrency, q_gen_max = C/(d_0 + d_1 C).
+
+    Parameters
+    ----------
+    concurrency_max : array_like, any shape [responses]
+    gen_time_intercept : array_like, broadcastable [s]
+    gen_time_slope : array_like, broadcastable [s/response]
+
+    Returns
+    -------
+    ndarray [responses/s]
+    """
+    c = np.asarray(concurrency_max, dtype=np.float64)
+    return np.asarray(1 / (np.asarray(gen_time_intercept) / c + np.asarray(gen_time_slope)))
+
+
+def rollout_step_time(
+    rollout_batch: ArrayLike,
+    *,
+    gen_time_intercept: ArrayLike,
+    gen_time_slope: ArrayLike,
+    gen_throughput_max: ArrayLike = np.inf,
+    gen_ratio: ArrayLike = 1.0,
+    kept_share: ArrayLike = 1.0,
+    train_time_intercept: ArrayLike = 0.0,
+    train_time_per_response: ArrayLike = 0.0,
+    overhead_time: ArrayLike = 0.0,
+    mode: str = "sync",
+) -> NDArray[np.float64]:
+    """Time of a rollout step, composed of its stages.
+
+    Parameters
+    ----------
+    rollout_batch : array_like, any shape [responses]
+        Kept responses of the step.
+    gen_time_intercept, train_time_intercept, overhead_time : array_like, broadcastable [s]
+    gen_time_slope, train_time_per_response : array_like, broadcastable [s/response]
+        Per generated and per kept response.
+    gen_throughput_max : array_like, broadcastable [responses/s]
+        In generated responses.
+    gen_ratio : array_like, broadcastable [1]
+        Responses launched per kept response before filtering (2 in the paper's partial rollouts).
+    kept_share : array_like, broadcastable in (0, 1] [1]
+        Share of the generated responses that filtering keeps.
+    mode : {'sync', 'async'}
+
+    Returns
+    -------
+    ndarray [s]
+
+    Raises
+    ------
+    InputError
+        For an unknown mode.
+    """
+    if mode not in MODES:
+        raise InputError(f"unknown pipeline mode '{mode}'", remedy=f"known: {', '.join(MODES)}")
+    r = np.asarray(rollout_batch, dtype=np.float64)
+    generation = gen_time(
+        r * np.asarray(gen_ratio) / np.asarray(kept_share),
+        gen_time_intercept=gen_time_intercept,
+        gen_time_slope=gen_time_slope,
+        gen_throughput_max=gen_throughput_max,
+    )
+    training = train_time_intercept + np.asarray(train_time_per_response) * r
+    stages = generation + training if mode == "sync" else np.maximum(generation, training)
+    return np.asarray(stages + overhead_time)
+
+
+def throughput(rollout_batch: ArrayLike, **stages: ArrayLike | str) -> NDArray[np.float64]:
+    """Kept responses per second, q = R/t_step.
+
+    Parameters
+    ----------
+    rollout_batch : array_like, any shape [responses]
+    **stages
+        See `rollout_step_time`.
+
+    Returns
+    -------
+    ndarray [responses/s]
+    """
+    return np.asarray(rollout_batch) / rollout_step_time(rollout_batch, **stages)  # type: ignore[arg-type]
+
+
+def critical_gen_batch(
+    *, gen_time_intercept: ArrayLike, gen_time_slope: ArrayLike, gen_throughput_max: ArrayLike = np.inf
+) -> NDArray[np.float64]:
+    """Generated responses at which generation reaches 90 % of its plateau throughput.
+
+    Parameters
+    ----------
+    gen_time_intercept : array_like, any shape [s]
+    gen_time_slope : array_like, broadcastable [s/response]
+    gen_throughput_max : array_like, broadcastable [responses/s]
+
+    Returns
+    -------
+    ndarray [responses]
+        Solves B/(d_0 + d_1 B) = .9 min(1/d_1, q_gen_max): B = d_0/(1/(.9 q) - d_1).
+    """
+    with np.errstate(divide="ignore"):
+        plateau = np.minimum(1 / np.asarray(gen_time_slope, dtype=np.float64), gen_throughput_max)
+    return np.asarray(gen_time_intercept / (1 / (PLATEAU_SHARE * plateau) - np.asarray(gen_time_slope)))
