@@ -1,7 +1,7 @@
 r"""From pilots and priors to the parameters of both sides, with draws.
 
-Learning side. The noise scale B_noise, the shape k and the fraction c_0 of the optimal rate are drawn from
-priors and weighted by what pilots say (sampling, importance, resampling):
+Learning side. The noise scale B_noise is drawn from prior times norm likelihood, the shape k and the fraction
+c_0 of the optimal rate from priors, and all are weighted by what arms say (sampling, importance, resampling):
 
     gradient norms       profile Student likelihood of |G|^2 - tr(Sigma)/B_noise = 0
     N* of the arms       log N*_i ~ log N*_0 + log r_N(B_i, eta_i; B_noise, k, c_0), N*_0 profiled out,
@@ -44,9 +44,9 @@ from scipy.special import log_ndtr, ndtri
 from batchsim.errors import InputError
 from batchsim.learning.lr_rule import EXPONENTS
 from batchsim.learning.noise_scale import NoiseScale
-from batchsim.learning.sample_cost import cost_at_rate
 from batchsim.learning.progress import step_cost, usable_slope
-from batchsim.measure import measure, measure_noise_scale
+from batchsim.learning.sample_cost import cost_at_rate
+from batchsim.measure import measure, measure_noise_scale, same_group
 from batchsim.plan import Learning, Plan
 from batchsim.specs.recipe import Recipe
 from batchsim.system.memory import concurrency_max
@@ -54,6 +54,7 @@ from batchsim.system.pipeline import capped_throughput
 from batchsim.system.step_time import StepTimeFit, draw_law, fit_means, fit_step_time
 
 PRIOR_DRAWS = 20_000
+GRID = 4001
 NOISE_SCALE_PRIOR = (200.0, 50_000.0)
 SNR_SHAPE_PRIOR = (0.5, 4.0)
 DRIFT_PROBABILITY = 0.5
@@ -171,8 +172,10 @@ def calibrate(
     measured = measure(runs, target=target, metric=metric, seed=seed) if runs is not None else None
     nodes = {name: node.to_dataset() for name, node in runs.children.items()} if runs is not None else {}
     recipe = _reference_recipe(measured, plan)
-    estimates = measure_noise_scale(_same_group(nodes, recipe)) if nodes else []
+    nodes = same_group(nodes, recipe.group_size)
+    estimates = measure_noise_scale(nodes) if nodes else []
     evidence, open_above = _norm_evidence(estimates)
+    open_above = open_above and plan.learning.noise_scale is None
     arms = _cost_arms(measured, recipe) if measured is not None else []
     learning, log_n0, sources = _draw_learning(
         plan.learning, recipe, evidence, arms, draws=draws, rng=rng, warnings=warnings
@@ -192,7 +195,9 @@ def calibrate(
         absolute=absolute,
         responses_to_target=n0,
         time_to_target=np.full(draws, t0) if t0 is not None else None,
-        measured_batches=tuple(sorted({float(recipe.train_batch)} | {a.train_batch for a in arms} | _observed(plan, recipe))),
+        measured_batches=tuple(
+            sorted({float(recipe.train_batch)} | {a.train_batch for a in arms} | _observed(plan, recipe))
+        ),
         step_time=fit,
         noise_scales=estimates,
         open_above=open_above,
@@ -234,11 +239,6 @@ def _recipe_of(arm: xr.Dataset, *, lr_rule: str) -> Recipe:
         learning_rate=rate if np.isfinite(rate) else None,
         lr_rule=lr_rule,  # type: ignore[arg-type]
     )
-
-
-def _same_group(nodes: dict[str, xr.Dataset], recipe: Recipe) -> dict[str, xr.Dataset]:
-    """Runs with the reference's group size: a prompt is the independent unit of GRPO, so others differ."""
-    return {k: ds for k, ds in nodes.items() if ds.attrs.get("group_size", recipe.group_size) == recipe.group_size}
 
 
 # -- the learning side --------------------------------------------------------------------------------
@@ -303,11 +303,8 @@ def _draw_learning(
     warnings: list[str],
 ) -> tuple[dict[str, Floats], Floats | None, dict[str, str]]:
     """Posterior draws of (noise_scale, snr_shape, lr_fraction), of log N*_0, and where each comes from."""
-    prior = _draw_prior(given, rng)
+    prior = _draw_prior(given, norms, rng)
     log_weight = np.zeros(PRIOR_DRAWS)
-    if norms:
-        profiles = np.stack([e.log_likelihood(prior["noise_scale"]) for e in norms])
-        log_weight += np.logaddexp.reduce(profiles, axis=0) - math.log(len(norms))
     log_n0 = np.full(PRIOR_DRAWS, np.nan)
     if arms:
         misfit, centre, error = _arm_misfit(arms, recipe, given, prior)
@@ -353,8 +350,8 @@ def _unidentified_learning(sources: dict[str, str], recipe: Recipe) -> list[str]
     if sources["noise_scale"] == "prior":
         low, high = NOISE_SCALE_PRIOR
         said.append(
-            f"nothing measured bears on the noise scale: it is a prior ({low:g} to {high:g} responses); gradient norms of "
-            f"two chunks of each batch over some tens of updates at {b} responses would tell"
+            f"nothing measured bears on the noise scale: it is a prior ({low:g} to {high:g} responses); gradient norms "
+            f"of two chunks of each batch over some tens of updates at {b} responses would tell"
         )
     if sources["lr_fraction"] == "prior":
         said.append(
@@ -364,19 +361,33 @@ def _unidentified_learning(sources: dict[str, str], recipe: Recipe) -> list[str]
     return said
 
 
-def _draw_prior(given: Learning, rng: np.random.Generator) -> dict[str, Floats]:
-    n = PRIOR_DRAWS
-    noise: Floats
+def _draw_noise_scale(given: Learning, norms: list[NoiseScale], rng: np.random.Generator) -> Floats:
+    """Noise scales from prior times norm likelihood, by inverting the distribution on a fine logarithmic grid."""
     if given.noise_scale is None:
-        noise = np.exp(rng.uniform(*np.log(NOISE_SCALE_PRIOR), size=n))
+        low, high = np.log(NOISE_SCALE_PRIOR)
+        grid = np.linspace(low, high, GRID)
+        log_density = np.zeros(GRID)
     elif isinstance(given.noise_scale, tuple):
         low, high = np.log(given.noise_scale)
-        noise = np.exp(rng.normal((low + high) / 2, (high - low) / (2 * ndtri(0.9)), size=n))
+        centre, spread = (low + high) / 2, (high - low) / (2 * ndtri(0.9))
+        grid = np.linspace(centre - 5 * spread, centre + 5 * spread, GRID)
+        log_density = -(((grid - centre) / spread) ** 2) / 2
     else:
-        noise = np.full(n, float(given.noise_scale))
+        return np.full(PRIOR_DRAWS, float(given.noise_scale))
+    if norms:
+        # Estimates that disagree enter as a mixture with equal weights.
+        likelihood = np.stack([e.log_likelihood(np.exp(grid)) for e in norms])
+        log_density = log_density + np.logaddexp.reduce(likelihood, axis=0)
+    mass = np.cumsum(np.exp(log_density - log_density.max()))
+    return np.exp(np.interp(rng.uniform(size=PRIOR_DRAWS), mass / mass[-1], grid))
+
+
+def _draw_prior(given: Learning, norms: list[NoiseScale], rng: np.random.Generator) -> dict[str, Floats]:
+    n = PRIOR_DRAWS
+    noise = _draw_noise_scale(given, norms, rng)
     shape: Floats
     if given.snr_shape is None:
-        shape = np.exp(rng.uniform(*np.log(SNR_SHAPE_PRIOR), size=n))
+        shape = np.exp(rng.uniform(math.log(SNR_SHAPE_PRIOR[0]), math.log(SNR_SHAPE_PRIOR[1]), size=n))
         shape = np.where(rng.uniform(size=n) < DRIFT_PROBABILITY, np.inf, shape)
     else:
         shape = np.full(n, np.inf if given.snr_shape == "drift" else float(given.snr_shape))
@@ -388,7 +399,7 @@ def _draw_prior(given: Learning, rng: np.random.Generator) -> dict[str, Floats]:
 def _log_cost(
     train_batch: float, learning_rate_ratio: float, recipe: Recipe, given: Learning, prior: dict[str, Floats]
 ) -> Floats:
-    """log r_N of a batch at a stated rate, per prior draw."""
+    """Log r_N of a batch at a stated rate, per prior draw."""
     b0, noise = float(recipe.train_batch), prior["noise_scale"]
     slope = {"noise_scale": noise, "snr_shape": prior["snr_shape"], "optimizer": recipe.optimizer}
     bend = {"noise_scale": noise, "curvature_ratio": given.curvature_ratio, "optimizer": recipe.optimizer}
@@ -428,7 +439,11 @@ def _arm_misfit(
     residual = np.stack(
         [a.log_responses - _log_cost(a.train_batch, a.learning_rate_ratio, recipe, given, prior) for a in arms]
     )
-    variance = np.array([a.error**2 + float(law_error(a.train_batch, reference)) ** 2 for a in arms])
+    # A rate away from its reference extrapolates the law as much as a batch does.
+    away = [
+        max(a.train_batch, recipe.train_batch * max(a.learning_rate_ratio, 1 / a.learning_rate_ratio)) for a in arms
+    ]
+    variance = np.array([a.error**2 for a in arms]) + law_error(away, reference) ** 2
     weight = (1 / variance)[:, None]
     # A draw under which a measured run diverges is impossible: its residual is minus infinity.
     possible = np.isfinite(residual).all(axis=0)
@@ -449,8 +464,8 @@ def _excess(misfit: Floats, arms: list[_Arm], warnings: list[str]) -> float:
     excess = float(misfit.min()) / spare
     if excess > 1:
         warnings.append(
-            f"the law misses the measured arms by {math.sqrt(excess):.1f} times their errors, which are widened by that "
-            "factor; compare `batchsim measure` with the prediction at the measured batches and rates"
+            f"the law misses the measured arms by {math.sqrt(excess):.1f} times their errors, which are widened by "
+            "that factor; compare `batchsim measure` with the prediction at the measured batches and rates"
         )
     return max(1.0, excess)
 

@@ -42,7 +42,7 @@ def time_to_target(*, responses_to_target: ArrayLike, throughput: ArrayLike) -> 
     -------
     ndarray [s]
     """
-    return np.asarray(responses_to_target) / np.asarray(throughput)
+    return np.asarray(np.asarray(responses_to_target) / np.asarray(throughput), dtype=np.float64)
 
 
 def time_ratio(*, sample_cost_ratio: ArrayLike, throughput_ratio: ArrayLike) -> NDArray[np.float64]:
@@ -68,7 +68,7 @@ def time_ratio(*, sample_cost_ratio: ArrayLike, throughput_ratio: ArrayLike) -> 
     >>> round(float(time_ratio(sample_cost_ratio=1.2, throughput_ratio=1.1)), 2)
     1.09
     """
-    return np.asarray(sample_cost_ratio) / np.asarray(throughput_ratio)
+    return np.asarray(np.asarray(sample_cost_ratio) / np.asarray(throughput_ratio), dtype=np.float64)
 
 
 def is_faster(*, sample_cost_ratio: ArrayLike, throughput_ratio: ArrayLike) -> NDArray[np.bool_]:
@@ -125,7 +125,7 @@ def gpu_hours(*, seconds: ArrayLike, gpus: ArrayLike) -> NDArray[np.float64]:
     >>> float(gpu_hours(seconds=30 * 86400, gpus=10_000))
     7200000.0
     """
-    return np.asarray(seconds) * np.asarray(gpus) / SECONDS_PER_HOUR
+    return np.asarray(np.asarray(seconds) * np.asarray(gpus) / SECONDS_PER_HOUR, dtype=np.float64)
 
 
 def cost(*, gpu_hours: ArrayLike, price: ArrayLike) -> NDArray[np.float64]:
@@ -145,7 +145,7 @@ def cost(*, gpu_hours: ArrayLike, price: ArrayLike) -> NDArray[np.float64]:
     >>> float(cost(gpu_hours=7_200_000, price=3.0))
     21600000.0
     """
-    return np.asarray(gpu_hours) * np.asarray(price)
+    return np.asarray(np.asarray(gpu_hours) * np.asarray(price), dtype=np.float64)
 
 
 def saving(value: ArrayLike, *, time_ratio: ArrayLike) -> NDArray[np.float64]:
@@ -169,4 +169,4 @@ def saving(value: ArrayLike, *, time_ratio: ArrayLike) -> NDArray[np.float64]:
     >>> round(float(saving(21_600_000, time_ratio=0.9)))
     2160000
     """
-    return np.asarray(value) * (1 - np.asarray(time_ratio))
+    return np.asarray(np.asarray(value) * (1 - np.asarray(time_ratio)), dtype=np.float64)

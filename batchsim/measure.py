@@ -112,7 +112,7 @@ def measure(
     arms = _arms(read)
     reference = _reference(arms, warnings)
     arm_set = _measure_arms(arms, reference, level=level, rng=np.random.default_rng(seed), warnings=warnings)
-    noise_scales = measure_noise_scale(nodes, level=level)
+    noise_scales = measure_noise_scale(same_group(nodes, arms[reference][0].ds.attrs.get("group_size")), level=level)
     warnings += _limits(arm_set, read, metric, target, noise_scales)
     tree = xr.DataTree.from_dict({"arms": arm_set, "runs": _run_set(read)})
     tree.attrs = {
@@ -134,6 +134,27 @@ def noise_scale_record(estimate: NoiseScale) -> dict[str, Any]:
     record = asdict(estimate)
     record.pop("covariance")
     return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in record.items()}
+
+
+def same_group(nodes: dict[str, xr.Dataset], group_size: int | None) -> dict[str, xr.Dataset]:
+    """Runs with a group size, or with none stated.
+
+    A prompt group is GRPO's independent unit, so runs with another group size are another experiment.
+
+    Parameters
+    ----------
+    nodes : dict of str to xarray.Dataset
+        Runs as `read_logs` returns them.
+    group_size : int or None [responses/prompt]
+        All runs if None.
+
+    Returns
+    -------
+    dict of str to xarray.Dataset
+    """
+    if group_size is None:
+        return nodes
+    return {name: ds for name, ds in nodes.items() if ds.attrs.get("group_size", group_size) == group_size}
 
 
 def measure_noise_scale(nodes: dict[str, xr.Dataset], *, level: float = LEVEL) -> list[NoiseScale]:
@@ -214,9 +235,7 @@ def _choose(
     return metric, target
 
 
-def _read_run(
-    name: str, ds: xr.Dataset, metric: str | None, target: float | None, warnings: list[str]
-) -> _Run:
+def _read_run(name: str, ds: xr.Dataset, metric: str | None, target: float | None, warnings: list[str]) -> _Run:
     found = None
     if metric is not None and target is not None and metric in ds["metric"].values:
         found = crossing(ds["evaluation_responses"].values, ds["score"].sel(metric=metric).values, target=target)
@@ -227,14 +246,19 @@ def _read_run(
         )
     if found is not None and found.high == 0:
         warnings.append(f"{ds.attrs.get('path', name)}: the target {target:g} is reached before training")
-    elapsed, wall, wall_end = _evaluation_times(ds)
+    elapsed, wall = ds["evaluation_elapsed"].values, ds["evaluation_wall"].values
     time = _bracket(elapsed, elapsed, found)
-    time_wall = _bracket(wall, wall_end, found)
+    # That the target is reached is known when the evaluation ends; its own duration may be unknown.
+    time_wall = _bracket(wall, wall + np.nan_to_num(ds["evaluation_seconds"].values), found)
     end = _last_time(ds)
     if found is not None and found.index_high is not None:
         n, t, t_wall = found.high, time[1], time_wall[1]
     else:
         n, t, t_wall = float(ds["responses"].values[-1]) if ds.sizes["rollout_step"] else np.nan, *end
+    if np.isnan(t) and "step_seconds" in ds:
+        # A log that starts late or has gaps: no elapsed time, but every step it holds is timed.
+        seconds = ds["step_seconds"].values[np.isfinite(ds["step_seconds"].values)]
+        n, t = float(ds.attrs["rollout_batch"]) * seconds.size, float(seconds.sum())
     trained = np.flatnonzero(ds["evaluation_responses"].values > 0)
     first = int(trained[0]) if trained.size else None
     attrs = ds.attrs
@@ -257,21 +281,6 @@ def _read_run(
     )
 
 
-def _evaluation_times(ds: xr.Dataset) -> tuple[Floats, Floats, Floats]:
-    """Elapsed time at each evaluation, and wall clock at its start and its end."""
-    n = ds["evaluation_responses"].values
-    elapsed = np.array(ds["evaluation_elapsed"].values, dtype=np.float64) if "evaluation_elapsed" in ds else np.full(n.shape, np.nan)
-    if "elapsed" in ds and np.isnan(elapsed).any():
-        steps, at = ds["responses"].values, ds["elapsed"].values
-        good = np.isfinite(at)
-        if good.any():
-            between = np.interp(n, np.r_[0.0, steps[good]], np.r_[0.0, at[good]])
-            elapsed = np.where(np.isnan(elapsed), between, elapsed)
-    wall = ds["evaluation_wall"].values if "evaluation_wall" in ds else np.full(n.shape, np.nan)
-    seconds = ds["evaluation_seconds"].values if "evaluation_seconds" in ds else np.full(n.shape, np.nan)
-    return elapsed, wall, wall + np.nan_to_num(seconds)
-
-
 def _bracket(start: Floats, end: Floats, found: Crossing | None) -> tuple[float, float]:
     if found is None:
         return np.nan, np.nan
@@ -284,11 +293,8 @@ def _last_time(ds: xr.Dataset) -> tuple[float, float]:
     if "elapsed" not in ds or not ds.sizes["rollout_step"]:
         return np.nan, np.nan
     last = float(ds["elapsed"].values[-1])
-    outside = 0.0
-    for name in ("evaluation_seconds", "checkpoint_seconds"):
-        if name in ds:
-            outside += float(np.nansum(ds[name].values))
-    return last, last + outside
+    outside = [ds[name].values for name in ("evaluation_seconds", "checkpoint_seconds") if name in ds]
+    return last, last + float(sum(np.nansum(v) for v in outside))
 
 
 def _arms(read: list[_Run]) -> list[list[_Run]]:
@@ -413,7 +419,10 @@ def _measure_arms(
     bounded = ("arm", "bound")
     data = {
         **{name: ("arm", np.array(column)) for name, column in _arm_columns(arms, reference).items()},
-        "responses_to_target": (bounded, np.array([_mean_bounds(arm, lambda r: _limits_of(r.crossing)) for arm in arms])),
+        "responses_to_target": (
+            bounded,
+            np.array([_mean_bounds(arm, lambda r: _limits_of(r.crossing)) for arm in arms]),
+        ),
         "responses_to_target_se": ("arm", centre * n_error),
         "time_to_target": (bounded, np.array([_mean_bounds(arm, lambda r: r.time) for arm in arms])),
         "time_with_evaluation": (bounded, np.array([_mean_bounds(arm, lambda r: r.time_wall) for arm in arms])),
@@ -496,12 +505,13 @@ def _p_wins(cost_low: Floats, cost_high: Floats, throughput_ratio: Floats) -> Fl
 def _run_set(read: list[_Run]) -> xr.Dataset:
     bounded = ("run", "bound")
 
-    def triple(low: float, high: float, known: bool) -> tuple[float, float, float]:
+    def triple(limits: tuple[float, float], known: bool) -> tuple[float, float, float]:
+        low, high = limits
         return low, (low + high) / 2 if known else np.nan, high
 
     def all_of(bounds: Any) -> Floats:
         return np.array(
-            [triple(*bounds(r), r.crossing is not None and r.crossing.censoring == "interval") for r in read]
+            [triple(bounds(r), r.crossing is not None and r.crossing.censoring == "interval") for r in read]
         )
 
     data = {
@@ -534,30 +544,40 @@ def _limits(
     said = []
     censoring = [r.crossing.censoring if r.crossing else None for r in read]
     if metric is None and not any(r.ds.sizes["metric"] for r in read):
-        said.append("no validation score in the logs: N*, T and r_N are unknown (training reward is not one); "
-                    "evaluate on a common validation set, say every tenth of the run")
+        said.append(
+            "no validation score in the logs: N*, T and r_N are unknown (training reward is not one); "
+            "evaluate on a common validation set, say every tenth of the run"
+        )
     elif target is None and metric is not None:
-        best = max(float(np.nanmax(r.ds["score"].sel(metric=metric).values)) for r in read if metric in r.ds["metric"].values)
+        best = max(
+            float(np.nanmax(r.ds["score"].sel(metric=metric).values)) for r in read if metric in r.ds["metric"].values
+        )
         said.append(f"no target: N*, T and r_N need --target; the best '{metric}' is {best:.4g}")
     if censoring and all(c == "left" for c in censoring):
         first = min(r.crossing.high for r in read if r.crossing)
-        said.append("every run passes the target at its first evaluation, so N* has upper bounds only: "
-                    "r_N is not bounded and no verdict follows; times are to the first scheduled evaluation, "
-                    f"not to the target; evaluate several times before {first:.0f} responses")
+        said.append(
+            "every run passes the target at its first evaluation, so N* has upper bounds only: "
+            "r_N is not bounded and no verdict follows; times are to the first scheduled evaluation, "
+            f"not to the target; evaluate several times before {first:.0f} responses"
+        )
     elif any(c == "left" for c in censoring):
         said.append("runs that pass the target at their first evaluation bound N* from above only")
     if not np.isfinite(arms["throughput"].values).any():
         said.append("no timing in the logs: q, r_q and T are unknown; give --step-seconds, or log the step time")
     if np.unique(arms["train_batch"].values).size == 1:
         b = float(arms["train_batch"].values[0])
-        said.append(f"one batch ({b:g} responses): nothing to compare; the next run worth measuring is {2 * b:g} "
-                    "responses per update, learning rate times sqrt(2), to the same target")
+        said.append(
+            f"one batch ({b:g} responses): nothing to compare; the next run worth measuring is {2 * b:g} "
+            "responses per update, learning rate times sqrt(2), to the same target"
+        )
     if not (arms["lr_rule"].values != "").all():
         said.append("a learning rate is unknown, so its r_N carries no learning-rate rule; give --learning-rate")
     said += [e.message for e in noise_scales if not e.identified]
     finite = [e for e in noise_scales if e.identified]
     if finite and len(finite) < len(noise_scales):
-        said.append("the noise-scale estimates disagree: one window or method has an upper limit and another has "
-                    "none; read the noise scale as at least "
-                    f"{min(e.low for e in noise_scales if e.low > 0):.3g} responses")
+        said.append(
+            "the noise-scale estimates disagree: one window or method has an upper limit and another has "
+            "none; read the noise scale as at least "
+            f"{min(e.low for e in noise_scales if e.low > 0):.3g} responses"
+        )
     return said

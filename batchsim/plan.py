@@ -187,8 +187,9 @@ def read_plan(path: str | Path) -> Plan:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise InputError(f"cannot read the plan: {reason}", where=str(path),
-                         remedy="`batchsim init` writes an example") from error
+        raise InputError(
+            f"cannot read the plan: {reason}", where=str(path), remedy="`batchsim init` writes an example"
+        ) from error
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -216,7 +217,7 @@ def plan_from_dict(content: Mapping[str, Any], *, source: str = "") -> Plan:
         For an unknown key or a value outside its bounds.
     """
     _check_keys(content, _SECTIONS, where=source or "plan")
-    built = {}
+    built: dict[str, Any] = {}
     for name, value in content.items():
         kind = _SECTIONS[name]
         where = f"{source or 'plan'} [{name}]"

@@ -53,14 +53,20 @@ def plot_time_to_target(
     points = list(measured if measured is not None else _measured(ds))
     top = 1.15 * max(1.6, float(np.min(middle)) * 3, *(p[2] for p in points if np.isfinite(p[2])), 0.0)
     # A diverging batch has no finite ratio: its band runs off the axis.
-    ax.fill_between(batches, low, np.minimum(high, 10 * top), color=PREDICTED, alpha=0.18, lw=0,
-                    label=f"predicted, central {100 * ds.attrs['level']:.0f} %")
+    ax.fill_between(
+        batches,
+        low,
+        np.minimum(high, 10 * top),
+        color=PREDICTED,
+        alpha=0.18,
+        lw=0,
+        label=f"predicted, central {100 * ds.attrs['level']:.0f} %",
+    )
     ax.plot(batches, np.minimum(middle, 10 * top), "o-", color=PREDICTED, ms=4, label="predicted, median")
     _mark_choice(ax, ds, batches, middle)
-    if points:
-        b, lower, estimate, upper = np.array(points, dtype=np.float64).T
-        error = np.nan_to_num(np.abs(np.stack([estimate - lower, upper - estimate])), posinf=0.0)
-        ax.errorbar(b, estimate, yerr=error, fmt="s", color=MEASURED, ms=5, capsize=3, label="measured")
+    fitted = set(ds.attrs["calibrated_on"])
+    _draw_measured(ax, [p for p in points if p[0] in fitted], "measured, calibrated on", filled=False)
+    _draw_measured(ax, [p for p in points if p[0] not in fitted], "measured, held out", filled=True)
     ax.axhline(1.0, color="0.6", lw=0.8, ls=":")
     ax.set_xscale("log", base=2)
     ax.set_xticks(batches, [f"{b:g}" for b in batches])
@@ -70,6 +76,15 @@ def plot_time_to_target(
     ax.set_ylabel(f"time to target relative to B = {ds.attrs['reference_batch']:g}")
     ax.legend(frameon=False, fontsize=8)
     return ax
+
+
+def _draw_measured(ax: Axes, points: list[tuple[float, float, float, float]], label: str, *, filled: bool) -> None:
+    if not points:
+        return
+    b, lower, estimate, upper = np.array(points, dtype=np.float64).T
+    error = np.nan_to_num(np.abs(np.stack([estimate - lower, upper - estimate])), posinf=0.0)
+    face = MEASURED if filled else "white"
+    ax.errorbar(b, estimate, yerr=error, fmt="s", color=MEASURED, mfc=face, ms=5, capsize=3, label=label)
 
 
 def _mark_choice(ax: Axes, ds: xr.Dataset, batches: Any, middle: Any) -> None:
@@ -87,5 +102,7 @@ def _measured(ds: xr.Dataset) -> list[tuple[float, float, float, float]]:
     arms = matching_arms(ds)
     if arms is None:
         return []
-    rows = [(float(b), *map(float, t)) for b, t in zip(arms["train_batch"].values, arms["time_ratio"].values, strict=True)]
+    rows = [
+        (float(b), *map(float, t)) for b, t in zip(arms["train_batch"].values, arms["time_ratio"].values, strict=True)
+    ]
     return [(b, low, middle, high) for b, low, middle, high in rows if np.isfinite(middle)]

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from batchsim.calibrate import Calibration, calibrate, law_error
 from batchsim.criterion import cost, gpu_hours, verdict
@@ -166,7 +167,7 @@ def _candidates(recipe: Any, batches: Sequence[float]) -> Floats:
         prompts = b / per_prompt
         if not (np.isfinite(b) and b > 0 and abs(prompts - round(prompts)) < 1e-9):
             raise InputError(
-                f"candidate batch {b:g} is not a whole number of prompts at {per_prompt:g} responses per prompt and update",
+                f"candidate batch {b:g} is not a whole number of prompts at {per_prompt:g} responses per prompt",
                 remedy=f"the nearest is {max(1, round(prompts if np.isfinite(prompts) else 1)) * per_prompt:g}",
             )
     return chosen
@@ -186,7 +187,7 @@ def _forecast(calibration: Calibration, candidates: Floats, rule: LRRule, *, lev
         "curvature_ratio": calibration.curvature_ratio,
         "optimizer": recipe.optimizer,
     }
-    column = {
+    column: dict[str, Any] = {
         "snr_shape": calibration.snr_shape[:, None],
         "lr_fraction": calibration.lr_fraction[:, None],
     }
@@ -216,17 +217,27 @@ def _forecast(calibration: Calibration, candidates: Floats, rule: LRRule, *, lev
         "time_to_target": (per_draw, t),
         "step_time_law": (("train_batch", "bound"), _law_step_time(calibration, rollout, level)),
         "learning_rate_ratio": (per_draw, np.broadcast_to(rates, r_n.shape)),
-        "learning_rate": ("train_batch", np.median(rates, axis=0) * (recipe.learning_rate or np.nan)
-                          if rates.ndim > 1 else rates * (recipe.learning_rate or np.nan)),
+        "learning_rate": (
+            "train_batch",
+            np.median(rates, axis=0) * (recipe.learning_rate or np.nan)
+            if rates.ndim > 1
+            else rates * (recipe.learning_rate or np.nan),
+        ),
         "rollout_batch": ("train_batch", rollout),
         "prompts": ("train_batch", rollout / recipe.group_size),
         "binding_limit": ("train_batch", _binding_limit(calibration, rollout)),
         "noise_scale": ("draw", calibration.noise_scale),
         "snr_shape": ("draw", calibration.snr_shape),
         "lr_fraction": ("draw", calibration.lr_fraction),
-        "critical_train_batch": ("draw", critical_train_batch(
-            noise_scale=calibration.noise_scale, snr_shape=calibration.snr_shape,
-            lr_fraction=calibration.lr_fraction, **law)),
+        "critical_train_batch": (
+            "draw",
+            critical_train_batch(
+                noise_scale=calibration.noise_scale,
+                snr_shape=calibration.snr_shape,
+                lr_fraction=calibration.lr_fraction,
+                **law,
+            ),
+        ),
         "critical_gen_batch": ("draw", _critical_gen_batch(calibration)),
     }
     return xr.Dataset(data, coords={"train_batch": candidates, "bound": list(BOUNDS)})
@@ -343,18 +354,23 @@ def _warnings(
             "[target] responses_to_target or time_to_target, or a run that is evaluated before and after the target"
         )
     elif not np.isfinite(ds["time_to_target"].values).any():
-        said.append("N* is known and seconds are not: give a run with timing, --step-seconds or [target] time_to_target")
-    if calibration.open_above:
-        low = min(e.low for e in calibration.noise_scales if e.low > 0 or not e.identified)
         said.append(
-            f"the norms give the noise scale no agreed upper limit (at least {low:.3g} responses): r_N of larger batches is "
-            "an upper bound, verdicts that a larger noise scale would change are undecided, and effective range and "
-            "critical training batch are at least what is printed"
+            "N* is known and seconds are not: give a run with timing, --step-seconds or [target] time_to_target"
+        )
+    if calibration.open_above:
+        low = min((e.low for e in calibration.noise_scales if e.low > 0), default=0.0)
+        bound = f"at least {low:.3g} responses" if low > 0 else "nor a lower one"
+        said.append(
+            f"the norms give the noise scale no agreed upper limit ({bound}): r_N of larger batches is an upper bound, "
+            "verdicts that a larger noise scale would change are undecided, and effective range and critical training "
+            "batch are at least what is printed"
         )
         said += [e.message for e in calibration.noise_scales]
     if not np.isfinite(ds["critical_train_batch"].values).any():
-        said.append(f"under the rule '{ds.attrs.get('lr_rule', calibration.recipe.lr_rule)}' N* has no small-batch limit, "
-                    "so there is no critical training batch")
+        said.append(
+            f"under the rule '{ds.attrs.get('lr_rule', calibration.recipe.lr_rule)}' N* has no small-batch limit, "
+            "so there is no critical training batch"
+        )
     if measured is not None:
         said += [w for w in measured.attrs["warnings"] if w not in said and "noise scale" not in w]
         said += _held_out(measured, pilot_batches)
@@ -366,8 +382,10 @@ def _held_out(measured: xr.DataTree, pilot_batches: Sequence[float]) -> list[str
     other = sorted(set(arms["train_batch"].values.tolist()) - {float(b) for b in pilot_batches})
     if not pilot_batches or not other:
         return []
-    return [f"calibrated on {', '.join(f'{b:g}' for b in pilot_batches)}; measured beside, never read by the model: "
-            f"{', '.join(f'{b:g}' for b in other)}"]
+    return [
+        f"calibrated on {', '.join(f'{b:g}' for b in pilot_batches)}; measured beside, never read by the model: "
+        f"{', '.join(f'{b:g}' for b in other)}"
+    ]
 
 
 COMPARED = {
@@ -377,6 +395,9 @@ COMPARED = {
     "step_time_law": "step_seconds",
 }
 """Predicted quantities and the measured ones they are compared with."""
+
+Triple = tuple[float, float, float]
+Measured = dict[float, dict[str, Triple]]
 
 
 def matching_arms(ds: xr.Dataset) -> xr.Dataset | None:
@@ -394,28 +415,34 @@ def matching_arms(ds: xr.Dataset) -> xr.Dataset | None:
     """
     if ds.attrs["measured"] is None:
         return None
-    arms = ds.attrs["measured"]["arms"].to_dataset()
+    arms: xr.Dataset = ds.attrs["measured"]["arms"].to_dataset()
     rule = np.isin(arms["lr_rule"].values, [ds.attrs["lr_rule"], "reference", ""])
     group = arms["group_size"].values
     return arms.isel(arm=np.flatnonzero(rule & (np.isnan(group) | (group == ds.attrs["group_size"]))))
 
 
-def _measured_rows(ds: xr.Dataset) -> dict[float, dict[str, float]]:
+def _measured_rows(ds: xr.Dataset) -> Measured:
     arms = matching_arms(ds)
     if arms is None:
         return {}
-    rows = {}
+    rows: Measured = {}
     for i, b in enumerate(arms["train_batch"].values):
         arm = arms.isel(arm=i)
-        values = {
-            name: float(arm[name].sel(bound="estimate") if "bound" in arm[name].dims else arm[name])
-            for name in COMPARED.values()
+        q, half = float(arm["throughput_ratio"]), float(ndtri((1 + ds.attrs["level"]) / 2) * arm["throughput_ratio_se"])
+        seconds = float(arm["step_seconds"])
+        rows[float(b)] = {name: _triple(arm[name].values) for name in ("time_ratio", "sample_cost_ratio")} | {
+            "throughput_ratio": (q - half, q, q + half),
+            "step_seconds": (math.nan, seconds, math.nan),
         }
-        rows[float(b)] = {k: v for k, v in values.items() if np.isfinite(v)}
     return rows
 
 
-def compare(ds: xr.Dataset, rows: dict[float, dict[str, float]] | None = None) -> list[dict[str, Any]]:
+def _triple(values: NDArray[np.float64]) -> Triple:
+    low, middle, high = (float(v) for v in values)
+    return low, middle, high
+
+
+def compare(ds: xr.Dataset, rows: Measured | None = None) -> list[dict[str, Any]]:
     """Predictions beside measurements.
 
     Parameters
@@ -423,41 +450,48 @@ def compare(ds: xr.Dataset, rows: dict[float, dict[str, float]] | None = None) -
     ds : xarray.Dataset
         From `predict`.
     rows : dict or None
-        Train batch to quantity to value, from elsewhere; the prediction's own runs (`matching_arms`) if None.
+        Train batch to quantity to (low, estimate, high), from elsewhere, limits NaN where unknown; the
+        prediction's own runs (`matching_arms`) if None.
 
     Returns
     -------
     list of dict
-        Keys claim, train_batch, predicted, interval, measured, error (predicted/measured - 1), covered and
-        held_out: whether the batch was kept from the calibration.
+        Keys claim, train_batch, predicted, interval, measured, measured_interval, error
+        (predicted/measured - 1), covered (the interval holds the measured estimate) and held_out (the batch
+        was kept from the calibration).
     """
     rows = _measured_rows(ds) if rows is None else rows
-    own = set(ds.attrs["calibrated_on"])
-    tail = (1 - ds.attrs["level"]) / 2
+    reference = ds.attrs["reference_batch"]
     compared = []
     for b, values in sorted(rows.items()):
-        if b not in ds["train_batch"].values or b == ds.attrs["reference_batch"]:
-            continue
-        row = ds.sel(train_batch=b)
-        for name, source in COMPARED.items():
-            if source not in values:
-                continue
-            drawn = row[name].values
-            if name != "step_time_law":
-                drawn = np.quantile(drawn, [tail, 0.5, 1 - tail], method="nearest")
-            low, predicted, high = (float(v) for v in drawn)
-            if not np.isfinite(predicted):
-                continue
-            compared.append(
-                {
-                    "claim": name,
-                    "train_batch": b,
-                    "predicted": predicted,
-                    "interval": [low, high],
-                    "measured": values[source],
-                    "error": predicted / values[source] - 1,
-                    "covered": low <= values[source] <= high,
-                    "held_out": b not in own,
-                }
-            )
-    return compared
+        if b in ds["train_batch"].values and b != reference:
+            row = ds.sel(train_batch=b)
+            compared += [
+                _comparison(row, name, values[source], ds.attrs)
+                for name, source in COMPARED.items()
+                if source in values
+            ]
+    return [c for c in compared if c is not None]
+
+
+def _comparison(row: xr.Dataset, name: str, measured: Triple, attrs: dict[str, Any]) -> dict[str, Any] | None:
+    """One quantity at one batch; None where either side is unknown."""
+    drawn = row[name].values
+    if name != "step_time_law":
+        tail = (1 - attrs["level"]) / 2
+        drawn = np.quantile(drawn, [tail, 0.5, 1 - tail], method="nearest")
+    low, predicted, high = _triple(drawn)
+    if not (math.isfinite(predicted) and math.isfinite(measured[1])):
+        return None
+    b = float(row["train_batch"])
+    return {
+        "claim": name,
+        "train_batch": b,
+        "predicted": predicted,
+        "interval": [low, high],
+        "measured": measured[1],
+        "measured_interval": [measured[0], measured[2]],
+        "error": predicted / measured[1] - 1,
+        "covered": low <= measured[1] <= high,
+        "held_out": b not in attrs["calibrated_on"],
+    }

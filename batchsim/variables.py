@@ -86,7 +86,9 @@ VARIABLES: dict[str, Variable] = {
     "lr_fraction": _variable("c_0", "1", "reference learning rate over the locally optimal one"),
     "curvature_ratio": _variable("h_ratio", "1", "step cost along the signal over step cost along the noise"),
     "usable_slope": _variable("A", "1", "slope the optimizer can use, relative to its large-batch limit"),
-    "critical_train_batch": _variable("", "responses", "largest batch whose N* is within 10 % of its small-batch limit"),
+    "critical_train_batch": _variable(
+        "", "responses", "largest batch whose N* is within 10 % of its small-batch limit"
+    ),
     # -- the system side --------------------------------------------------------------------------
     "step_time": _variable("t_step", "s", "time of a rollout step, without evaluation and checkpoints"),
     "step_time_law": _variable("", "s", "time of a rollout step under the affine law, without a plateau"),

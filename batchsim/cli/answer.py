@@ -168,7 +168,10 @@ def from_prediction(ds: xr.Dataset, compared: Sequence[dict[str, Any]] = ()) -> 
         "noise_scales": attrs["noise_scale_records"],
         "measured": measured["batches"] if measured is not None else [],
         "compared": [
-            row | {"train_batch": number(row["train_batch"]), "interval": interval(*row["interval"])} for row in compared
+            row
+            | {"train_batch": number(row["train_batch"])}
+            | {name: interval(*row[name]) for name in ("interval", "measured_interval")}
+            for row in compared
         ],
         "seed": attrs["seed"],
         "warnings": attrs["warnings"],
@@ -212,7 +215,8 @@ def _candidate(ds: xr.Dataset, i: int) -> dict[str, Any]:
         "lr_rule": ds.attrs["lr_rule"],
     }
     if "step_time_law" in row:
-        limits["step_time_law"] = tuple(float(v) for v in row["step_time_law"].values)
+        low, middle, high = (float(v) for v in row["step_time_law"].values)
+        limits["step_time_law"] = (low, middle, high)
     answer |= {name: interval(low, high) for name, (low, _, high) in limits.items()}
     if ds.attrs["at_least"]:
         # Without an upper limit of the noise scale r_N may be as low as an infinite one makes it.

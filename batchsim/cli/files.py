@@ -23,7 +23,9 @@ def replace_file(path: Path) -> Iterator[Path]:
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
     except OSError as error:
-        raise InputError(f"cannot write: {error.strerror}", where=str(path), remedy="choose a folder that exists") from error
+        raise InputError(
+            f"cannot write: {error.strerror}", where=str(path), remedy="choose a folder that exists"
+        ) from error
     os.close(handle)
     temporary = Path(name)
     try:

@@ -19,6 +19,7 @@ def measure(
     epochs: opt.Epochs = None,
     step_seconds: opt.StepSeconds = None,
     learning_rate: opt.LearningRate = None,
+    chunks: opt.Chunks = None,
     column: opt.Column = None,
     json: opt.Json = False,
 ) -> None:
@@ -34,8 +35,9 @@ def measure(
     if example is not None:
         paths.append(str(opt.example_path(example)))
     if not paths:
-        raise InputError("no logs given", remedy="name files or folders, or try: batchsim measure --example verl-sweep "
-                                                 "--target 0.55")
+        raise InputError(
+            "no logs given", remedy="name files or folders, or try: batchsim measure --example verl-sweep --target 0.55"
+        )
     runs = opt.load_runs(
         paths,
         {
@@ -45,6 +47,7 @@ def measure(
             "epochs": epochs,
             "step_seconds": step_seconds,
             "learning_rate": learning_rate,
+            "chunks": chunks,
             "columns": opt.column_map(column),
         },
     )

@@ -20,7 +20,7 @@ Example = Annotated[str | None, typer.Option("--example", help="Use data that sh
 Target = Annotated[float | None, typer.Option(help="Validation score to reach [default: what the logs state].")]
 Metric = Annotated[str | None, typer.Option(help="Validation score to use, as the log names it.")]
 Level = Annotated[float, typer.Option(help="Central probability of intervals.")]
-Seed = Annotated[int, typer.Option(help="Seed of the simulation behind intervals.")]
+Seed = Annotated[int, typer.Option(help="Seed of the simulation behind intervals.", min=0)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Prompts = Annotated[int | None, typer.Option(help="Prompts per rollout step, where the log lacks it.")]
 GroupSize = Annotated[int | None, typer.Option(help="Responses per prompt, where the log lacks it.")]
@@ -30,6 +30,9 @@ UpdatesPerRollout = Annotated[
 Epochs = Annotated[int | None, typer.Option(help="Passes over a rollout's data, where the log lacks it.")]
 StepSeconds = Annotated[float | None, typer.Option(help="Seconds per rollout step, where the log has no timing.")]
 LearningRate = Annotated[float | None, typer.Option(help="Learning rate, where the log lacks it.")]
+Chunks = Annotated[
+    int | None, typer.Option(help="Equal chunks of a batch behind a chunk-norm column, where the log lacks it.")
+]
 Column = Annotated[
     list[str] | None,
     typer.Option("--column", help="CSV column that holds a quantity, as train_reward=my_reward; repeatable."),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from batchsim.plan import Plan
+    from batchsim.predict import Measured
 
 NOTHING_TO_RECOMMEND = 1
 
@@ -42,6 +43,7 @@ def predict(
     epochs: opt.Epochs = None,
     step_seconds: opt.StepSeconds = None,
     learning_rate: opt.LearningRate = None,
+    chunks: opt.Chunks = None,
     column: opt.Column = None,
     plot: Annotated[Path | None, typer.Option(help="Write the plot to this file (png, pdf, svg).")] = None,
     json: opt.Json = False,
@@ -62,6 +64,7 @@ def predict(
         "epochs": epochs,
         "step_seconds": step_seconds,
         "learning_rate": learning_rate,
+        "chunks": chunks,
         "columns": opt.column_map(column),
     }
     known, runs = _inputs(list(logs or []), example, plan, given)
@@ -111,6 +114,11 @@ def _inputs(
         raise InputError(
             "nothing to predict from", remedy="name logs or a plan.toml, or try: batchsim predict --example li2026-grpo"
         )
+    unused = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
+    if unused and not sources:
+        raise InputError(
+            f"{', '.join(unused)} supply what a log lacks, and no log is given", remedy="put them in [recipe]"
+        )
     return known, opt.load_runs(sources, given) if sources else None
 
 
@@ -126,32 +134,34 @@ def _numbers(text: str | None, option: str) -> list[float]:
     return numbers
 
 
-def _published(example: str | None) -> dict[float, dict[str, float]] | None:
+def _published(example: str | None) -> Measured | None:
     """What the paper measured, to be shown beside its example and never read by the model."""
     if example != "li2026-grpo":
         return None
     import csv
     from importlib.resources import files
 
-    table = files("batchsim").joinpath("data/measured/li2026_grpo.csv")
+    text = files("batchsim").joinpath("data/measured/li2026_grpo.csv").read_text(encoding="utf-8")
     quantities = ("time_ratio", "sample_cost_ratio", "throughput_ratio")
-    with table.open(encoding="utf-8", newline="") as lines:
-        return {
-            float(row["prompts"]) * float(row["group_size"]): {k: float(row[k]) for k in quantities if row[k]}
-            for row in csv.DictReader(lines)
-        }
+    nan = float("nan")
+    return {
+        float(row["prompts"]) * float(row["group_size"]): {k: (nan, float(row[k]), nan) for k in quantities if row[k]}
+        for row in csv.DictReader(text.splitlines())
+    }
 
 
-def _save_plot(ds: xr.Dataset, published: dict[float, dict[str, float]] | None, path: Path) -> None:
+def _save_plot(ds: xr.Dataset, published: Measured | None, path: Path) -> None:
     from batchsim.cli.files import replace_file
 
     formats = (".png", ".pdf", ".svg")
     if path.suffix.lower() not in formats:
         raise InputError(f"no plot format '{path.suffix}'", where=str(path), remedy=f"use {', '.join(formats)}")
+    from matplotlib.figure import Figure
+
     from batchsim.plot import plot_time_to_target
 
-    nan = float("nan")
-    points = [(b, nan, row["time_ratio"], nan) for b, row in (published or {}).items()]
-    axes = plot_time_to_target(ds, measured=points if published is not None else None)
+    points = [(b, *row["time_ratio"]) for b, row in (published or {}).items()]
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    plot_time_to_target(ds, measured=points if published is not None else None, ax=figure.subplots())
     with replace_file(path) as temporary:
-        axes.figure.savefig(temporary, dpi=150)
+        figure.savefig(temporary, dpi=150)

@@ -109,7 +109,11 @@ def print_measurement(measured: xr.DataTree) -> None:
     """Print the arms of a measurement, its noise scales and what it cannot say."""
     answer = from_measurement(measured)
     console = _console()
-    goal = f"{answer['metric']} >= {answer['target']:g}" if answer["metric"] and answer["target"] is not None else "no target"
+    goal = (
+        f"{answer['metric']} >= {answer['target']:g}"
+        if answer["metric"] and answer["target"] is not None
+        else "no target"
+    )
     level, gap = f"{100 * answer['level']:.0f} %", _gap(console)
     columns = ["B", "P x G", "rate", "rule", "runs", "N*", "T", "r_N", "r_q", "T/T0", "verdict (P)"]
     table = _table(f"measured: {goal}; ratios to B = {answer['reference_batch']}, central {level}", columns)
@@ -190,14 +194,16 @@ def print_prediction(ds: xr.Dataset, compared: Sequence[dict[str, Any]] = ()) ->
 def _print_comparison(console: Console, compared: Sequence[dict[str, Any]]) -> None:
     if not compared:
         return
-    table = _table("predicted beside measured", ["B", "quantity", "predicted", "interval", "measured", "error", "covered", ""])
+    table = _table(
+        "predicted beside measured", ["B", "quantity", "predicted", "interval", "measured", "error", "covered", ""]
+    )
     for row in compared:
         table.add_row(
             short(row["train_batch"]),
             CLAIMS[row["claim"]],
             short(row["predicted"]),
             span(row["interval"]),
-            short(row["measured"]),
+            short(row["measured"]) + (f" ({span(row['measured_interval'])})" if row["measured_interval"] else ""),
             f"{100 * row['error']:+.0f} %",
             "yes" if row["covered"] else "no",
             "held out" if row["held_out"] else "fitted",
@@ -214,13 +220,16 @@ def _sentences(answer: dict[str, Any]) -> list[str]:
     elif chosen[0] == chosen[1]:
         said = [f"Effective range: B = {chosen[0]}{' at least' if at_least else ''}; star B = {star}."]
     else:
-        said = [f"Effective range: B = {chosen[0]} to{at_least} {chosen[1]}; star (smallest near-best) B = {star}."]
+        said = [
+            f"Effective range: B = {chosen[0]} to{at_least} {chosen[1]}; "
+            f"star (smallest whose median is within 5 %) B = {star}."
+        ]
     row = next((r for r in answer["batches"] if r["train_batch"] == star), None)
     if row is not None and row["train_batch"] != answer["reference_batch"]:
         middle = row["estimates"]
         said.append(
-            f"At B = {star} a response teaches {1 / middle['sample_cost_ratio']:.2f} of what it does at the reference, and "
-            f"{middle['throughput_ratio']:.2f} times as many come per second: T/T0 = {middle['time_ratio']:.2f}"
+            f"At B = {star} a response teaches {1 / middle['sample_cost_ratio']:.2f} of what it does at the reference, "
+            f"and {middle['throughput_ratio']:.2f} times as many come per second: T/T0 = {middle['time_ratio']:.2f}"
             + (f", learning rate {row['learning_rate']:.3g}." if row["learning_rate"] else ".")
         )
     critical = span(answer["critical_train_batch"])

@@ -100,9 +100,7 @@ class NoiseScale:
         return np.asarray(-(self.dof + 1) / 2 * np.log1p(t2 / self.dof))
 
 
-def fieller(
-    numerator: float, denominator: float, covariance: ArrayLike, *, t: float
-) -> tuple[float, float]:
+def fieller(numerator: float, denominator: float, covariance: ArrayLike, *, t: float) -> tuple[float, float]:
     """Fieller limits of a ratio of two estimates.
 
     Parameters
@@ -249,7 +247,11 @@ def from_chunk_norms(
     if chunks < 2 or blocks < 3:
         return _unidentified(
             f"{small.size} update(s) in {chunks} chunk(s) are too few; log the norms of at least 2 chunks "
-            "over 3 or more updates", method="chunk norms", window=window, level=level)
+            "over 3 or more updates",
+            method="chunk norms",
+            window=window,
+            level=level,
+        )
     b = train_batch / chunks
     signal = (train_batch * large - b * small) / (train_batch - b)
     noise = (small - large) / (1 / b - 1 / train_batch)
@@ -338,9 +340,7 @@ def _estimate(
     )
 
 
-def _message(
-    value: float, low: float, high: float, identified: bool, largest: float, method: str, window: str
-) -> str:
+def _message(value: float, low: float, high: float, identified: bool, largest: float, method: str, window: str) -> str:
     start = f"noise scale from {method} over {window}"
     if identified:
         return f"{start}: {value:.3g} responses, limits {low:.3g} to {high:.3g}"

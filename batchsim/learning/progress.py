@@ -69,9 +69,7 @@ def signal_function(relative_batch: ArrayLike, *, snr_shape: ArrayLike = np.inf)
     >>> signal_function([0.0, 1.0], snr_shape=0.5).round(4)
     array([1.    , 0.4646])
     """
-    b, k = np.broadcast_arrays(
-        np.asarray(relative_batch, dtype=np.float64), np.asarray(snr_shape, dtype=np.float64)
-    )
+    b, k = np.broadcast_arrays(np.asarray(relative_batch, dtype=np.float64), np.asarray(snr_shape, dtype=np.float64))
     drift = np.isinf(k)
     result: NDArray[np.float64] = np.asarray(1 / np.sqrt(1 + b))
     if not drift.all():

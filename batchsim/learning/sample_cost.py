@@ -91,9 +91,7 @@ def sample_cost_ratio(
         train_batch, reference_batch, noise_scale, snr_shape, lr_fraction, curvature_ratio, optimizer
     )
     _check_rule(lr_rule, c0, ceiling)
-    s = learning_rate_ratio(
-        x, lr_rule=lr_rule, lr_fraction=c0, slope_ratio=rk, cost_ratio=hr, ceiling=ceiling
-    )
+    s = learning_rate_ratio(x, lr_rule=lr_rule, lr_fraction=c0, slope_ratio=rk, cost_ratio=hr, ceiling=ceiling)
     return cost_at_rate(x, learning_rate_ratio=s, lr_fraction=c0, slope_ratio=rk, cost_ratio=hr)
 
 
@@ -150,9 +148,7 @@ def rates_at(
     x, c0, rk, hr = _ratios(
         train_batch, reference_batch, noise_scale, snr_shape, lr_fraction, curvature_ratio, optimizer
     )
-    return learning_rate_ratio(
-        x, lr_rule=lr_rule, lr_fraction=c0, slope_ratio=rk, cost_ratio=hr, ceiling=ceiling
-    )
+    return learning_rate_ratio(x, lr_rule=lr_rule, lr_fraction=c0, slope_ratio=rk, cost_ratio=hr, ceiling=ceiling)
 
 
 def critical_train_batch(
@@ -255,5 +251,3 @@ def _check_rule(lr_rule: LRRule, lr_fraction: NDArray[np.float64], ceiling: Arra
             "the rule 'tuned' needs to know the optimal rate, and lr_fraction is 0",
             remedy="give lr_fraction > 0 (from a learning-rate probe), or a ceiling on the rate",
         )
-
-

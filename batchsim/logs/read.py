@@ -37,6 +37,7 @@ def read_logs(
     epochs: int | None = None,
     step_seconds: float | None = None,
     learning_rate: float | None = None,
+    chunks: int | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> xr.DataTree:
     """Read training logs into one node per run.
@@ -55,6 +56,8 @@ def read_logs(
         Time of every rollout step [s], for runs whose log has no timing.
     learning_rate : float, optional
         Configured learning rate [1].
+    chunks : int, optional
+        Equal chunks of the batch behind ``sq_norm_chunk`` [1].
     columns : mapping, optional
         Canonical name -> column name, for CSV tables.
 
@@ -83,6 +86,7 @@ def read_logs(
         epochs=epochs,
         step_seconds=step_seconds,
         learning_rate=learning_rate,
+        chunks=chunks,
     )
     sources, warnings = open_sources(paths)
     framework, sources = _recognised(sources, columns, warnings)

@@ -30,13 +30,14 @@ class Overrides:
     epochs: int | None = None
     step_seconds: float | None = None
     learning_rate: float | None = None
+    chunks: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is None:
                 continue
-            if field.name in COUNTS:
+            if field.name in (*COUNTS, "chunks"):
                 whole(value, field.name, where=_option(field.name))
             elif not 0 < value < math.inf:
                 raise InputError(

@@ -222,6 +222,8 @@ def to_dataset(run: Run, given: Overrides) -> xr.Dataset:
         _set_step_seconds(run, columns, provenance, given, notes)
         _set_responses(run, columns, provenance, recipe)
         _set_elapsed(run, columns, provenance, notes)
+        if run.row_is_update:
+            _per_rollout(columns, provenance, recipe.updates_per_rollout)
         rate = _learning_rate(recipe, columns, notes)
         scores, evaluations = _evaluations(run, columns, provenance, recipe)
         steady = steady_steps(columns.get("step_seconds"), len(run.step))
@@ -240,6 +242,7 @@ def to_dataset(run: Run, given: Overrides) -> xr.Dataset:
     )
     set_attrs(ds)
     ds.attrs = _attributes(run, recipe, rate, provenance, notes)
+    _set_chunks(ds, given)
     return ds
 
 
@@ -320,6 +323,14 @@ def _set_elapsed(run: Run, columns: dict[str, Array], provenance: dict[str, str]
     provenance["elapsed"] = "running sum of step_seconds [s]"
 
 
+def _per_rollout(columns: dict[str, Array], provenance: dict[str, str], updates: int) -> None:
+    """Times of a rollout step from those of its updates."""
+    for name in ("step_seconds", *PHASES):
+        if name in columns and updates > 1:
+            columns[name] = columns[name] * updates
+            provenance[name] = f"{provenance[name]}, x {updates} updates per rollout step"
+
+
 def _learning_rate(recipe: Recipe, columns: Mapping[str, Array], notes: list[str]) -> float | None:
     if recipe.learning_rate is not None or "learning_rate" not in columns:
         return recipe.learning_rate
@@ -360,6 +371,17 @@ def _evaluations(
         "evaluation_wall": wall,
         "evaluation_seconds": np.where(np.isfinite(seconds) & (seconds >= 0), seconds, np.nan),
     }
+
+
+def _set_chunks(ds: xr.Dataset, given: Overrides) -> None:
+    if given.chunks is None or "sq_norm_chunk" not in ds:
+        return
+    if ds.attrs.setdefault("chunks", given.chunks) != given.chunks:
+        raise InputError(
+            f"--chunks {given.chunks} contradicts the log: chunks {ds.attrs['chunks']}",
+            remedy="drop --chunks: it supplies what a log lacks",
+            where=str(ds.attrs["path"]),
+        )
 
 
 def _attributes(

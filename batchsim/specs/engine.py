@@ -50,8 +50,7 @@ class ObservedThroughput:
     def __post_init__(self) -> None:
         if (self.step_seconds is None) == (self.throughput_ratio is None):
             raise InputError(
-                f"observed throughput at {self.prompts} prompts needs exactly one of step_seconds and "
-                "throughput_ratio"
+                f"observed throughput at {self.prompts} prompts needs exactly one of step_seconds and throughput_ratio"
             )
 
 

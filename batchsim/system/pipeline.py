@@ -17,6 +17,8 @@ References
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -48,7 +50,7 @@ def gen_time(
     ndarray [s]
     """
     b = np.asarray(gen_batch)
-    affine = gen_time_intercept + np.asarray(gen_time_slope) * b
+    affine = np.asarray(gen_time_intercept) + np.asarray(gen_time_slope) * b
     return np.asarray(np.maximum(affine, b / np.asarray(gen_throughput_max)))
 
 
@@ -119,12 +121,12 @@ def rollout_step_time(
         gen_time_slope=gen_time_slope,
         gen_throughput_max=gen_throughput_max,
     )
-    training = train_time_intercept + np.asarray(train_time_per_response) * r
+    training = np.asarray(train_time_intercept) + np.asarray(train_time_per_response) * r
     stages = generation + training if mode == "sync" else np.maximum(generation, training)
-    return np.asarray(stages + overhead_time)
+    return np.asarray(stages + np.asarray(overhead_time))
 
 
-def throughput(rollout_batch: ArrayLike, **stages: ArrayLike | str) -> NDArray[np.float64]:
+def throughput(rollout_batch: ArrayLike, **stages: Any) -> NDArray[np.float64]:
     """Kept responses per second, q = R/t_step.
 
     Parameters
@@ -137,7 +139,7 @@ def throughput(rollout_batch: ArrayLike, **stages: ArrayLike | str) -> NDArray[n
     -------
     ndarray [responses/s]
     """
-    return np.asarray(rollout_batch) / rollout_step_time(rollout_batch, **stages)  # type: ignore[arg-type]
+    return np.asarray(rollout_batch, dtype=np.float64) / rollout_step_time(rollout_batch, **stages)
 
 
 def critical_gen_batch(

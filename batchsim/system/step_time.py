@@ -126,9 +126,9 @@ def fit_step_time(rollout_batch: ArrayLike, run: ArrayLike, seconds: ArrayLike) 
 
     Notes
     -----
-    A batch's time is the mean over its steady steps, its error the spread of run means. With two batches the line passes through both
-    means and its covariance is that of the means; with three or more, scatter about the line is
-    added to it.
+    A batch's time is the mean over its steady steps, its error the spread of run means. With two batches the
+    line passes through both means and its covariance is that of the means; with three or more, scatter
+    about the line is added to it.
     """
     r, t = np.asarray(rollout_batch, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     labels = np.asarray(run)
@@ -141,9 +141,7 @@ def fit_step_time(rollout_batch: ArrayLike, run: ArrayLike, seconds: ArrayLike) 
     return fit_means(batches, means, errors, dof=sum(dofs))
 
 
-def fit_means(
-    rollout_batch: ArrayLike, step_time: ArrayLike, step_time_se: ArrayLike, *, dof: float
-) -> StepTimeFit:
+def fit_means(rollout_batch: ArrayLike, step_time: ArrayLike, step_time_se: ArrayLike, *, dof: float) -> StepTimeFit:
     """Fit the affine law to mean step times with known standard errors.
 
     Parameters
@@ -171,7 +169,7 @@ def fit_means(
     weight = 1 / error**2
     gram = design.T @ (weight[:, None] * design)
     estimate = np.linalg.solve(gram, design.T @ (weight * mean))
-    covariance = np.linalg.inv(gram)
+    covariance: NDArray[np.float64] = np.asarray(np.linalg.inv(gram), dtype=np.float64)
     if batches.size > 2:
         misfit = float(np.sum(weight * (mean - design @ estimate) ** 2) / (batches.size - 2))
         covariance = covariance * max(1.0, misfit)
