@@ -170,6 +170,8 @@ def calibrate(
     metric = (plan.target.metric or None) if metric is None else metric
     warnings = plan.warnings()
     measured = measure(runs, target=target, metric=metric, seed=seed) if runs is not None else None
+    if measured is not None:
+        warnings += [w for w in measured.attrs["warnings"] if "noise scale" not in w and "noise-scale" not in w]
     nodes = {name: node.to_dataset() for name, node in runs.children.items()} if runs is not None else {}
     recipe = _reference_recipe(measured, plan)
     nodes = same_group(nodes, recipe.group_size)
@@ -275,7 +277,8 @@ def _cost_arms(measured: xr.DataTree, recipe: Recipe) -> list[_Arm]:
         low, centre, high = arm["responses_to_target"].values
         rate = float(arm["learning_rate"]) / (recipe.learning_rate or math.nan)
         group = float(arm["group_size"])
-        if not np.isfinite(centre) or not np.isfinite(rate) or group not in (recipe.group_size, math.nan):
+        other_group = np.isfinite(group) and group != recipe.group_size
+        if not np.isfinite(centre) or not np.isfinite(rate) or other_group:
             continue
         spread = float(arm["responses_to_target_se"]) / centre
         size = math.sqrt(float(arm["runs"]))

@@ -23,7 +23,7 @@ References
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -35,6 +35,9 @@ from batchsim.learning.curve import Crossing, crossing
 from batchsim.learning.lr_rule import EXPONENTS
 from batchsim.learning.noise_scale import NoiseScale, combine, from_chunk_norms, from_logged_norms
 from batchsim.variables import set_attrs
+
+if TYPE_CHECKING:
+    from batchsim.specs.recipe import Recipe
 
 LEVEL = 0.8
 DRAWS = 4000
@@ -73,6 +76,7 @@ def measure(
     *,
     target: float | None = None,
     metric: str | None = None,
+    reference: Recipe | None = None,
     level: float = LEVEL,
     seed: int = 0,
 ) -> xr.DataTree:
@@ -86,6 +90,8 @@ def measure(
         Validation score to reach; the logs' own target if they state one.
     metric : str or None
         Score to use; may be left out where the logs hold one only.
+    reference : Recipe or None
+        Recipe that ratios are relative to; the arm with the smallest batch if None or if no arm has it.
     level : float in (0, 1) [1]
         Central probability of the intervals.
     seed : int
@@ -95,7 +101,8 @@ def measure(
     -------
     xarray.DataTree
         Node `arms` with dims (arm, bound), node `runs` with dims (run, bound); bound is low, estimate,
-        high. Root attrs: target, metric, level, reference_batch, noise_scales, metrics, warnings.
+        high. The attributes of `arms` are the index of the reference and whether it is the one asked for.
+        Root attrs: target, metric, level, reference_batch, noise_scales, metrics, warnings.
 
     Raises
     ------
@@ -110,9 +117,11 @@ def measure(
     metric, target = _choose(nodes, metrics, metric, target, warnings)
     read = [_read_run(name, ds, metric, target, warnings) for name, ds in nodes.items()]
     arms = _arms(read)
-    reference = _reference(arms, warnings)
-    arm_set = _measure_arms(arms, reference, level=level, rng=np.random.default_rng(seed), warnings=warnings)
-    noise_scales = measure_noise_scale(same_group(nodes, arms[reference][0].ds.attrs.get("group_size")), level=level)
+    asked = None if reference is None else _find(arms, reference)
+    chosen = _reference(arms, warnings) if asked is None else asked
+    arm_set = _measure_arms(arms, chosen, level=level, rng=np.random.default_rng(seed), warnings=warnings)
+    noise_scales = measure_noise_scale(same_group(nodes, arms[chosen][0].ds.attrs.get("group_size")), level=level)
+    arm_set.attrs = {"reference": chosen, "is_asked": reference is None or asked is not None}
     warnings += _limits(arm_set, read, metric, target, noise_scales)
     tree = xr.DataTree.from_dict({"arms": arm_set, "runs": _run_set(read)})
     tree.attrs = {
@@ -122,7 +131,7 @@ def measure(
         "level": level,
         "seed": seed,
         "framework": runs.attrs.get("framework", ""),
-        "reference_batch": float(arms[reference][0].train_batch),
+        "reference_batch": float(arms[chosen][0].train_batch),
         "noise_scales": [noise_scale_record(e) for e in noise_scales],
         "warnings": list(dict.fromkeys(warnings)),
     }
@@ -244,14 +253,12 @@ def _read_run(name: str, ds: xr.Dataset, metric: str | None, target: float | Non
             f"{ds.attrs.get('path', name)}: never reaches {target:g} (best {found.best_score:.4g} at "
             f"{found.best_at:.0f} responses); pass a target <= {found.best_score:.4g} or a longer log"
         )
-    if found is not None and found.high == 0:
-        warnings.append(f"{ds.attrs.get('path', name)}: the target {target:g} is reached before training")
     elapsed, wall = ds["evaluation_elapsed"].values, ds["evaluation_wall"].values
     time = _bracket(elapsed, elapsed, found)
     # That the target is reached is known when the evaluation ends; its own duration may be unknown.
     time_wall = _bracket(wall, wall + np.nan_to_num(ds["evaluation_seconds"].values), found)
     end = _last_time(ds)
-    if found is not None and found.index_high is not None:
+    if found is not None and found.index_high is not None and found.high > 0:
         n, t, t_wall = found.high, time[1], time_wall[1]
     else:
         n, t, t_wall = float(ds["responses"].values[-1]) if ds.sizes["rollout_step"] else np.nan, *end
@@ -293,8 +300,10 @@ def _last_time(ds: xr.Dataset) -> tuple[float, float]:
     if "elapsed" not in ds or not ds.sizes["rollout_step"]:
         return np.nan, np.nan
     last = float(ds["elapsed"].values[-1])
-    outside = [ds[name].values for name in ("evaluation_seconds", "checkpoint_seconds") if name in ds]
-    return last, last + float(sum(np.nansum(v) for v in outside))
+    # An evaluation before the first step is no part of the training time; another one without a duration is unknown.
+    evaluations = ds["evaluation_seconds"].values[ds["evaluation_responses"].values > 0]
+    saving = np.nansum(ds["checkpoint_seconds"].values) if "checkpoint_seconds" in ds else 0.0
+    return last, last + float(evaluations.sum() + saving)
 
 
 def _arms(read: list[_Run]) -> list[list[_Run]]:
@@ -317,6 +326,17 @@ def _reference(arms: list[list[_Run]], warnings: list[str]) -> int:
             f"(learning rate {arms[best][0].learning_rate:g}) is the reference"
         )
     return best
+
+
+def _find(arms: list[list[_Run]], recipe: Recipe) -> int | None:
+    """Arm that ran a recipe, None if none did."""
+    for i, arm in enumerate(arms):
+        run, group = arm[0], arm[0].ds.attrs.get("group_size", recipe.group_size)
+        rate = 1.0 if recipe.learning_rate is None else run.learning_rate / recipe.learning_rate
+        same_rate = np.isnan(rate) or abs(rate - 1) < RULE_TOLERANCE
+        if run.train_batch == recipe.train_batch and group == recipe.group_size and same_rate:
+            return i
+    return None
 
 
 def _rule(run: _Run, reference: _Run) -> str:
@@ -409,7 +429,7 @@ def _measure_arms(
         p_wins = np.full(len(arms), np.nan)
         known = np.isfinite(r_n) & np.isfinite(r_q) & ~is_reference
         verdicts = ["undecided" if k else "" for k in known]
-    if len(arms) > 1 and q_dof == 0:
+    if len(arms) > 1 and max(len(arm) for arm in arms) == 1:
         warnings.append("one run per arm: the spread over runs is unknown, and no interval contains it")
 
     def ratio_error(error: Floats) -> Floats:
@@ -439,9 +459,7 @@ def _measure_arms(
         "first_evaluation_time": ("arm", first[:, 1]),
         "first_evaluation_time_ratio": ("arm", first[:, 1] / first[reference, 1]),
     }
-    ds = set_attrs(xr.Dataset(data, coords={"arm": np.arange(len(arms)), "bound": list(BOUNDS)}))
-    ds.attrs = {"reference": reference}
-    return ds
+    return set_attrs(xr.Dataset(data, coords={"arm": np.arange(len(arms)), "bound": list(BOUNDS)}))
 
 
 def _arm_columns(arms: list[list[_Run]], reference: int) -> dict[str, list[Any]]:
@@ -553,7 +571,10 @@ def _limits(
             float(np.nanmax(r.ds["score"].sel(metric=metric).values)) for r in read if metric in r.ds["metric"].values
         )
         said.append(f"no target: N*, T and r_N need --target; the best '{metric}' is {best:.4g}")
-    if censoring and all(c == "left" for c in censoring):
+    at_start = [r for r in read if r.crossing is not None and r.crossing.high == 0]
+    if at_start:
+        said.append(f"{len(at_start)} run(s) pass the target before training: it measures nothing; choose a higher one")
+    elif censoring and all(c == "left" for c in censoring):
         first = min(r.crossing.high for r in read if r.crossing)
         said.append(
             "every run passes the target at its first evaluation, so N* has upper bounds only: "
@@ -578,6 +599,6 @@ def _limits(
         said.append(
             "the noise-scale estimates disagree: one window or method has an upper limit and another has "
             "none; read the noise scale as at least "
-            f"{min(e.low for e in noise_scales if e.low > 0):.3g} responses"
+            f"{min(e.low for e in noise_scales if e.low > 0):,.0f} responses"
         )
     return said

@@ -51,7 +51,8 @@ def plot_time_to_target(
     tail = (1 - ds.attrs["level"]) / 2
     low, middle, high = np.quantile(ds["time_ratio"].values, [tail, 0.5, 1 - tail], axis=0, method="nearest")
     points = list(measured if measured is not None else _measured(ds))
-    top = 1.15 * max(1.6, float(np.min(middle)) * 3, *(p[2] for p in points if np.isfinite(p[2])), 0.0)
+    shown = [3 * float(np.min(middle)), *(p[2] for p in points)]
+    top = 1.15 * max([1.6, *(v for v in shown if np.isfinite(v))])
     # A diverging batch has no finite ratio: its band runs off the axis.
     ax.fill_between(
         batches,

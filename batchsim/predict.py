@@ -32,7 +32,7 @@ from batchsim.criterion import cost, gpu_hours, verdict
 from batchsim.errors import InputError
 from batchsim.learning.lr_rule import LRRule, rule_name
 from batchsim.learning.sample_cost import critical_train_batch, rates_at, sample_cost_ratio
-from batchsim.measure import BOUNDS, LEVEL, measure, noise_scale_record
+from batchsim.measure import BOUNDS, LEVEL, RULE_TOLERANCE, measure, noise_scale_record
 from batchsim.plan import Plan
 from batchsim.recommend import Recommendation, recommend
 from batchsim.system.pipeline import critical_gen_batch, throughput
@@ -40,6 +40,8 @@ from batchsim.variables import set_attrs
 
 DOUBLINGS = range(-2, 7)
 MAX_CANDIDATES = 64
+LARGEST = 1e9
+"""Largest candidate batch [responses], number of GPUs and price."""
 INFINITE_NOISE = 1e12
 """Noise scale [responses] that stands for "no upper limit"; the limit of r_N is reached long before it."""
 
@@ -115,19 +117,26 @@ def predict(
     planned = plan.recipe.batches if plan.recipe is not None else ()
     candidates = _candidates(calibration.recipe, batches or planned)
     ds = _forecast(calibration, candidates, rule, level=level, seed=seed)
-    gpus = gpus if gpus is not None else plan.gpu.count
-    price = price if price is not None else plan.gpu.price
+    gpus, price = _budget(plan, gpus, price)
     if gpus is not None:
         ds["gpu_hours"] = (("draw", "train_batch"), gpu_hours(seconds=ds["time_to_target"].values, gpus=gpus))
         if price is not None:
-            ds["cost"] = (("draw", "train_batch"), cost(gpu_hours=ds["gpu_hours"].values, price=price))
-    measured = measure(runs, target=target, metric=metric, level=level, seed=seed) if runs is not None else None
+            # A diverging draw needs infinite GPU-hours, and a free one costs nothing all the same.
+            hours = ds["gpu_hours"].values if price > 0 else np.zeros_like(ds["gpu_hours"].values)
+            ds["cost"] = (("draw", "train_batch"), cost(gpu_hours=hours, price=price))
+    measured = (
+        measure(runs, target=target, metric=metric, reference=calibration.recipe, level=level, seed=seed)
+        if runs is not None
+        else None
+    )
     known = _measured_candidates(measured, candidates) if measured is not None else None
     answer = recommend(ds["time_ratio"].values, measured=known)
     attrs = _attributes(ds, calibration, answer, rule, level=level, seed=seed)
+    if measured is not None:
+        target, metric = measured.attrs["target"], measured.attrs["metric"]
     attrs |= {"target": target, "metric": metric, "measured": measured, "gpus": gpus, "price": price}
     attrs["calibrated_on"] = _train_batches(pilots)
-    attrs["warnings"] += _warnings(ds, calibration, measured, pilot_batches)
+    attrs["warnings"] += _warnings(ds, calibration, attrs["calibrated_on"], _train_batches(runs))
     set_attrs(ds)
     ds.attrs = attrs
     return ds
@@ -135,6 +144,8 @@ def predict(
 
 def _pilots(runs: xr.DataTree | None, pilot_batches: Sequence[float]) -> xr.DataTree | None:
     """The runs to calibrate on."""
+    if runs is None and pilot_batches:
+        raise InputError("pilot batches are named and there is no log", remedy="name the logs, or drop --pilot")
     if runs is None or not pilot_batches:
         return runs
     wanted = {float(b) for b in pilot_batches}
@@ -148,6 +159,19 @@ def _pilots(runs: xr.DataTree | None, pilot_batches: Sequence[float]) -> xr.Data
     pilots = xr.DataTree.from_dict(kept)
     pilots.attrs = dict(runs.attrs)
     return pilots
+
+
+def _budget(plan: Plan, gpus: float | None, price: float | None) -> tuple[float | None, float | None]:
+    """GPUs and price, the plan's own where none are given."""
+    given_price = price
+    gpus = gpus if gpus is not None else plan.gpu.count
+    price = price if price is not None else plan.gpu.price
+    for name, value, least in (("gpus", gpus, 1), ("price", price, 0)):
+        if value is not None and not least <= value <= LARGEST:
+            raise InputError(f"{name} is {value:g}, outside {least} to {LARGEST:g}")
+    if given_price is not None and gpus is None:
+        raise InputError(f"a price of {given_price:g} USD needs a number of GPUs", remedy="give --gpus, or [gpu] count")
+    return gpus, price
 
 
 def _train_batches(runs: xr.DataTree | None) -> list[float]:
@@ -165,10 +189,12 @@ def _candidates(recipe: Any, batches: Sequence[float]) -> Floats:
     chosen = np.unique(np.asarray(batches, dtype=np.float64))
     for b in chosen:
         prompts = b / per_prompt
-        if not (np.isfinite(b) and b > 0 and abs(prompts - round(prompts)) < 1e-9):
+        if not 0 < b <= LARGEST:
+            raise InputError(f"candidate batch {b:g} is outside 0 to {LARGEST:g} responses")
+        if abs(prompts - round(prompts)) > 1e-9:
             raise InputError(
                 f"candidate batch {b:g} is not a whole number of prompts at {per_prompt:g} responses per prompt",
-                remedy=f"the nearest is {max(1, round(prompts if np.isfinite(prompts) else 1)) * per_prompt:g}",
+                remedy=f"the nearest is {max(1, round(prompts)) * per_prompt:g}",
             )
     return chosen
 
@@ -344,9 +370,7 @@ def _attributes(
     }
 
 
-def _warnings(
-    ds: xr.Dataset, calibration: Calibration, measured: xr.DataTree | None, pilot_batches: Sequence[float]
-) -> list[str]:
+def _warnings(ds: xr.Dataset, calibration: Calibration, calibrated_on: list[float], measured: list[float]) -> list[str]:
     said = []
     if calibration.responses_to_target is None and calibration.time_to_target is None:
         said.append(
@@ -359,7 +383,7 @@ def _warnings(
         )
     if calibration.open_above:
         low = min((e.low for e in calibration.noise_scales if e.low > 0), default=0.0)
-        bound = f"at least {low:.3g} responses" if low > 0 else "nor a lower one"
+        bound = f"at least {low:,.0f} responses" if low > 0 else "nor a lower one"
         said.append(
             f"the norms give the noise scale no agreed upper limit ({bound}): r_N of larger batches is an upper bound, "
             "verdicts that a larger noise scale would change are undecided, and effective range and critical training "
@@ -371,21 +395,13 @@ def _warnings(
             f"under the rule '{ds.attrs.get('lr_rule', calibration.recipe.lr_rule)}' N* has no small-batch limit, "
             "so there is no critical training batch"
         )
-    if measured is not None:
-        said += [w for w in measured.attrs["warnings"] if w not in said and "noise scale" not in w]
-        said += _held_out(measured, pilot_batches)
+    other = [b for b in measured if b not in calibrated_on]
+    if other:
+        said.append(
+            f"calibrated on {', '.join(f'{b:g}' for b in calibrated_on)}; measured beside, never read by the model: "
+            f"{', '.join(f'{b:g}' for b in other)}"
+        )
     return said
-
-
-def _held_out(measured: xr.DataTree, pilot_batches: Sequence[float]) -> list[str]:
-    arms = measured["arms"].to_dataset()
-    other = sorted(set(arms["train_batch"].values.tolist()) - {float(b) for b in pilot_batches})
-    if not pilot_batches or not other:
-        return []
-    return [
-        f"calibrated on {', '.join(f'{b:g}' for b in pilot_batches)}; measured beside, never read by the model: "
-        f"{', '.join(f'{b:g}' for b in other)}"
-    ]
 
 
 COMPARED = {
@@ -401,7 +417,7 @@ Measured = dict[float, dict[str, Triple]]
 
 
 def matching_arms(ds: xr.Dataset) -> xr.Dataset | None:
-    """Measured arms that the prediction speaks of: its rule and its group size.
+    """Measured arms that the prediction speaks of: its reference, group size and learning rates.
 
     Parameters
     ----------
@@ -411,14 +427,20 @@ def matching_arms(ds: xr.Dataset) -> xr.Dataset | None:
     Returns
     -------
     xarray.Dataset or None
-        Of `measure`, dims (arm, bound); None without runs.
+        Of `measure`, dims (arm, bound); None without runs, or if none of them ran the reference.
     """
     if ds.attrs["measured"] is None:
         return None
     arms: xr.Dataset = ds.attrs["measured"]["arms"].to_dataset()
-    rule = np.isin(arms["lr_rule"].values, [ds.attrs["lr_rule"], "reference", ""])
+    if not arms.attrs["is_asked"]:
+        return None
+    rates = dict(zip(ds["train_batch"].values.tolist(), ds["learning_rate"].values.tolist(), strict=True))
+    predicted = np.array([rates.get(float(b), np.nan) for b in arms["train_batch"].values])
+    apart = np.abs(arms["learning_rate"].values / predicted - 1) > RULE_TOLERANCE
     group = arms["group_size"].values
-    return arms.isel(arm=np.flatnonzero(rule & (np.isnan(group) | (group == ds.attrs["group_size"]))))
+    other_group = np.isfinite(group) & (group != ds.attrs["group_size"])
+    # An unknown rate on either side is no reason to leave a measurement out.
+    return arms.isel(arm=np.flatnonzero(~apart & ~other_group))
 
 
 def _measured_rows(ds: xr.Dataset) -> Measured:

@@ -4,7 +4,7 @@ The next run is the candidate whose measurement is expected to shorten the chose
 With draws tau of T/T_0 over candidates, the batch that is best on average costs min_j E[tau_j]. Were T_B
 measured, the choice could follow it; its value is
 
-    gain_B = min_j E[tau_j] - E[min_j E(tau_j | tau_B)],
+    gain_B = min_j E[tau_j] - E[tau_c],   c = argmin_j E(tau_j | tau_B),
 
 with the conditional means from a quadratic regression of tau_j on log tau_B over the draws, since
 candidates share a noise scale and a plateau and one measurement informs them all. Gains are divided by
@@ -96,7 +96,10 @@ def _next_run(time_ratio: Floats, measured: NDArray[np.bool_] | None) -> NextRun
         known = measured is not None and bool(measured[i])
         if known or log_tau[:, i].std() < 1e-9:
             continue
-        gain = float(mean.min() - _conditional_means(tau, log_tau[:, i]).min(axis=1).mean())
+        # The fit only chooses; the chosen batch is charged what the draws say, so that no gain exceeds the
+        # value of knowing everything.
+        choice = _conditional_means(tau, log_tau[:, i]).argmin(axis=1)
+        gain = float(mean.min() - tau[np.arange(len(tau)), choice].mean())
         rate = gain / mean[i]
         if gain >= WORTH_MEASURING and (best is None or rate > best.gain / mean[best.index]):
             best = NextRun(index=i, gain=gain)

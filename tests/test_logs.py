@@ -446,7 +446,7 @@ def test_same_file_name_in_two_folders_gives_two_nodes(tmp_path: Path) -> None:
 
 def test_windows_line_ends_colours_and_byte_order_marks(tmp_path: Path) -> None:
     expected = only(read_logs(write(tmp_path, VERL)))
-    coloured = VERL.replace("step:", "\x1b[2m\x1b[36m(TaskRunner pid=7)\x1b[0m step:").replace("\n", "\r\n")
+    coloured = VERL.replace("\nstep:", "\n\x1b[2m\x1b[36m(TaskRunner pid=7)\x1b[0m step:").replace("\n", "\r\n")
     for encoding in ("utf-8-sig", "utf-16"):
         (tmp_path / "other.log").write_bytes(coloured.encode(encoding))
         xr.testing.assert_equal(only(read_logs(tmp_path / "other.log")), expected)

@@ -17,9 +17,7 @@ slope = st.floats(0.2, 1.0)
 
 
 def rate(x: float, rule: str, c0: float = 0.0, rk: float = 1.0, hr: float = 1.0, ceiling: float = np.inf) -> float:
-    return float(
-        learning_rate_ratio(x, lr_rule=rule, lr_fraction=c0, slope_ratio=rk, cost_ratio=hr, ceiling=ceiling)
-    )
+    return float(learning_rate_ratio(x, lr_rule=rule, lr_fraction=c0, slope_ratio=rk, cost_ratio=hr, ceiling=ceiling))
 
 
 class TestPowers:
@@ -70,7 +68,9 @@ class TestInvariant:
 
 class TestCeiling:
     @given(x=ratio, rule=st.sampled_from(RULES), c0=fraction, rk=slope, ceiling=st.floats(0.1, 10))
-    def test_is_the_smaller_of_rule_and_ceiling(self, x: float, rule: str, c0: float, rk: float, ceiling: float) -> None:
+    def test_is_the_smaller_of_rule_and_ceiling(
+        self, x: float, rule: str, c0: float, rk: float, ceiling: float
+    ) -> None:
         assert rate(x, rule, c0, rk, ceiling=ceiling) == min(rate(x, rule, c0, rk), ceiling)
 
 

@@ -227,7 +227,7 @@ def test_mlperf_medians_of_the_norms_are_the_published_ones(shared: Path) -> Non
     norms: dict[int, list[float]] = {}
     for node in tree.children.values():
         # The first two updates are warm-up.
-        norms.setdefault(node.attrs["train_batch"], []).extend(node["grad_norm"].values[2:].tolist())
+        norms.setdefault(node.attrs["train_batch"], []).extend(node.to_dataset()["grad_norm"].values[2:].tolist())
     medians = [float(np.nanmedian(norms[b])) for b in (256, 512, 1024)]
     assert medians == pytest.approx([0.0753, 0.0519, 0.0376], rel=2e-3)
 
@@ -514,6 +514,7 @@ def test_without_timing_q_is_unknown_and_step_seconds_supplies_it(tmp_path: Path
     assert set(arms["verdict"].values.tolist()) == {""}
     assert "no timing in the logs" in said(measured)
     assert "--step-seconds" in said(measured)
+    assert "one run per arm" not in said(measured)
     supplied = arms_of(measure(read_logs(folder, step_seconds=16.0), target=0.5))
     assert supplied["throughput"].values == pytest.approx([8, 16, 32])
 
@@ -549,6 +550,8 @@ def test_target_reached_before_training(tmp_path: Path) -> None:
     arms = arms_of(measured)
     assert (arms["responses_to_target"].sel(bound="high").values == 0).all()
     assert set(arms["verdict"].values.tolist()) == {""}
+    assert "no timing" not in said(measured)
+    assert "before 0 responses" not in said(measured)
     # The logs still show how fast responses came.
     assert arms["throughput"].values == pytest.approx([12.8, 256 / 14, 512 / 22], rel=0.02)
 
@@ -583,7 +586,7 @@ def test_a_level_outside_its_bounds_is_refused(tmp_path: Path, level: float) -> 
 def noisy_norms(prompts: int, seed: int, *, steps: int = 40) -> list[float]:
     """|g_B|^2 = 1 + 1000/B with 3 % of scatter."""
     rng = np.random.default_rng([prompts, seed])
-    return (math.sqrt(1 + 1000 / (8 * prompts)) * np.exp(0.03 * rng.standard_normal(steps))).tolist()
+    return [math.sqrt(1 + 1000 / (8 * prompts)) * math.exp(0.03 * z) for z in rng.standard_normal(steps)]
 
 
 def normed(*, spoil: bool) -> list[Invented]:

@@ -23,7 +23,10 @@ def loaded(script: str) -> set[str]:
 
 def command(*arguments: str) -> str:
     """Script that runs the command line and survives its exit."""
-    return f"from batchsim.cli import main\ntry:\n    main({list(arguments)!r})\nexcept SystemExit as s:\n    assert s.code == 0, s.code"
+    return (
+        f"from batchsim.cli import main\ntry:\n    main({list(arguments)!r})\n"
+        "except SystemExit as stop:\n    assert stop.code == 0, stop.code"
+    )
 
 
 def test_import_loads_nothing_heavy() -> None:
@@ -61,7 +64,9 @@ def test_predict_loads_no_plots_unless_asked_and_no_statistics() -> None:
 
 
 @pytest.mark.parametrize("name", ["predict", "measure", "calibrate"])
-@pytest.mark.parametrize("first", ["import batchsim.{0}", "from batchsim.{0} import {0}", "import batchsim.cli.predict"])
+@pytest.mark.parametrize(
+    "first", ["import batchsim.{0}", "from batchsim.{0} import {0}", "import batchsim.cli.predict"]
+)
 def test_a_function_is_not_hidden_by_the_module_of_its_name(name: str, first: str) -> None:
     script = (
         f"{first.format(name)}\nimport batchsim\nfrom batchsim import {name}\n"

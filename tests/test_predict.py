@@ -198,6 +198,37 @@ def test_tiny_accuracy_of_today(tiny: xr.Dataset) -> None:
     assert tiny.attrs["star"] in (128, 256)
 
 
+def test_measurements_are_relative_to_the_reference_of_the_prediction(tmp_path: Path) -> None:
+    """A pilot at B = 512 makes 512 the reference, whatever the smallest measured batch is."""
+    ds = predict(invented(tmp_path, *sweep()), target=0.5, pilot_batches=(512,), batches=(128, 256, 512))
+    assert ds.attrs["reference_batch"] == 512
+    truth = {"throughput_ratio": (128 / 10) / (512 / 22), "sample_cost_ratio": 1 / 1.6}
+    for row in compare(ds):
+        if row["train_batch"] == 128 and row["claim"] in truth:
+            assert row["measured"] == pytest.approx(truth[row["claim"]], rel=0.1)
+    arms = matching_arms(ds)
+    if arms is not None and 512 in arms["train_batch"].values:
+        at = arms.isel(arm=int(np.flatnonzero(arms["train_batch"].values == 512)[0]))
+        assert float(at["time_ratio"].sel(bound="estimate")) == pytest.approx(1)
+
+
+def test_runs_at_another_rate_are_no_measurement_of_this_recipe(tmp_path: Path) -> None:
+    """The plan predicts for five times the rate of the runs: their N* is another recipe's."""
+    plan = plan_of(BARE.replace("prompts = 32", "prompts = 16").replace("1e-6", "5e-6"))
+    ds = predict(invented(tmp_path, *sweep()), plan=plan, target=0.5)
+    assert ds["learning_rate"].sel(train_batch=256) == pytest.approx(5e-6 * math.sqrt(2))
+    assert not {r["claim"] for r in compare(ds)} & {"sample_cost_ratio", "time_ratio"}
+
+
+def test_pilots_of_unknown_group_size_count(shared: Path) -> None:
+    """PPO has no groups: N* of its pilots still anchors the absolute answers and informs r_N."""
+    ds = predict(read_logs(shared / "tiny_ppo"), target=0.45, pilot_batches=(64, 128, 256))
+    low, _, high = quantiles(ds, "responses_to_target", 64)
+    assert low < 20_480 < high
+    assert np.isfinite(ds["time_to_target"].sel(train_batch=64).values).all()
+    assert ds.attrs["sources"]["snr_shape"] == "prior and pilots"
+
+
 def test_held_out_batches_never_touch_the_draws(tiny: xr.Dataset, tiny_runs: xr.DataTree) -> None:
     pilots = {n: d.to_dataset() for n, d in tiny_runs.children.items() if d.attrs["train_batch"] in (64, 128)}
     alone = xr.DataTree.from_dict(pilots)
@@ -236,7 +267,7 @@ def test_example_holds_no_pilot_beyond_256_prompts() -> None:
     plan = read_plan(EXAMPLE)
     assert plan.recipe is not None
     assert plan.recipe.prompts == 128
-    assert {o.prompts for o in (*plan.learning.observed, *plan.engine.observed)} == {256}
+    assert {o.prompts for o in plan.learning.observed} == {o.prompts for o in plan.engine.observed} == {256}
     assert plan.logs.paths == ()
 
 
@@ -377,6 +408,27 @@ def test_range_is_contiguous_and_holds_the_most_probable_batch(seed: int, batche
     assert (answer.effective_range, answer.star) == (chosen, best)
 
 
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), shared=st.floats(0, 2), own=st.floats(0.01, 0.8))
+def test_a_measurement_is_worth_no_more_than_knowing_everything(seed: int, shared: float, own: float) -> None:
+    """min E - E min, the expected value of perfect information, bounds what one more run can bring."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 9))
+    tilt = shared * rng.standard_normal((400, 1)) * np.linspace(-1, 1, n)
+    ratio = np.exp(tilt + own * rng.standard_normal((400, n)))
+    proposed = recommend(ratio).next_run
+    capped = np.minimum(ratio, 20.0)
+    if proposed is not None:
+        assert 0 < proposed.gain <= capped.mean(axis=0).min() - capped.min(axis=1).mean() + 1e-9
+
+
+def test_next_run_from_one_pilot_is_worth_no_more_than_knowing_everything(tmp_path: Path) -> None:
+    ds = predict(invented(tmp_path, *sweep()), target=0.5, pilot_batches=(512,))
+    ratio = np.minimum(ds["time_ratio"].values, 20.0)
+    proposed = ds.attrs["next_run"]
+    assert proposed is None or proposed["gain"] <= ratio.mean(axis=0).min() - ratio.min(axis=1).mean()
+
+
 def test_next_run_is_not_one_that_was_measured(tiny_runs: xr.DataTree, example: xr.Dataset) -> None:
     everything = predict(tiny_runs, target=0.45)
     proposed = everything.attrs["next_run"]
@@ -436,6 +488,12 @@ def test_gpu_hours_and_cost() -> None:
     assert row["cost"] == pytest.approx([11.9 * 64 * 2.5] * 2)
     from_plan = predict(plan_of(BARE + '[target]\ntime_to_target = "1 h"\n[gpu]\ncount = 8\nprice = 3\n'))
     assert from_plan["cost"].sel(train_batch=256).values == pytest.approx(np.full(2000, 24.0))
+
+
+def test_a_free_gpu_costs_nothing_even_where_training_diverges() -> None:
+    ds = predict(plan_of(BARE + '[target]\ntime_to_target = "1 h"\n'), lr_rule="linear", gpus=1, price=0.0)
+    assert np.isposinf(ds["time_ratio"].values).any()
+    assert (ds["cost"].values[np.isfinite(ds["time_ratio"].values)] == 0).all()
 
 
 # -- draws, seeds, candidates, rules ----------------------------------------------------------------

@@ -79,13 +79,22 @@ class TestUsableSlope:
             slope = usable_slope([batch, 256.0], noise_scale=noise_scale, snr_shape=k)
             assert slope[0] / slope[1] == pytest.approx(loops, rel=2e-3)
 
-    @given(batch=st.floats(1, 1e6), noise=st.floats(1, 1e6), k=st.one_of(shapes, st.just(math.inf)), unit=st.floats(0.01, 100))
-    def test_knows_only_the_ratio_of_batch_to_noise_scale(self, batch: float, noise: float, k: float, unit: float) -> None:
+    @given(
+        batch=st.floats(1, 1e6),
+        noise=st.floats(1, 1e6),
+        k=st.one_of(shapes, st.just(math.inf)),
+        unit=st.floats(0.01, 100),
+    )
+    def test_knows_only_the_ratio_of_batch_to_noise_scale(
+        self, batch: float, noise: float, k: float, unit: float
+    ) -> None:
         one = float(usable_slope(batch, noise_scale=noise, snr_shape=k))
         other = float(usable_slope(batch * unit, noise_scale=noise * unit, snr_shape=k))
         assert other == pytest.approx(one, rel=1e-9)
 
-    @given(batch=st.floats(1, 1e6), noise=st.floats(10, 1e5), k=st.one_of(shapes, st.just(math.inf)), x=st.floats(1.01, 64))
+    @given(
+        batch=st.floats(1, 1e6), noise=st.floats(10, 1e5), k=st.one_of(shapes, st.just(math.inf)), x=st.floats(1.01, 64)
+    )
     def test_grows_with_the_batch_but_never_faster_than_its_root(
         self, batch: float, noise: float, k: float, x: float
     ) -> None:

@@ -82,8 +82,8 @@ class TestTheLawItself:
             return naive.normalised_step_cost(b, n, h)
 
         for x in (0.25, 2.0, 8.0):
-            s = {"fixed": 1.0, "sqrt": math.sqrt(x), "linear": x, "tuned": "tuned"}[rule]
-            expected = naive.sample_cost(x, 1.0, s, slope=slope, curvature=curvature, lr_fraction=c0)
+            rates: dict[str, float | str] = {"fixed": 1.0, "sqrt": math.sqrt(x), "linear": x, "tuned": "tuned"}
+            expected = naive.sample_cost(x, 1.0, rates[rule], slope=slope, curvature=curvature, lr_fraction=c0)
             assert r_n(x, n, k=k, c0=c0, rule=rule, h=h) == pytest.approx(expected, rel=1e-6)
 
     @pytest.mark.parametrize(("n", "k", "c0"), [(8.0, math.inf, 0.3), (3.0, 0.5, 0.1)])
@@ -241,7 +241,7 @@ class TestProperties:
         fixed, root, linear = (r_n(x, n, k=k, rule=rule) for rule in ("fixed", "sqrt", "linear"))
         slack = 1 + 1e-8
         assert linear <= root * slack <= fixed * slack**2
-        assert 1 <= root * slack
+        assert root * slack >= 1
         assert root <= math.sqrt(x) * slack
         assert math.sqrt(x) <= fixed * slack
         assert fixed <= x * slack
@@ -280,7 +280,9 @@ class TestProperties:
             assert capped >= r_n(x, n, k=k, c0=c0, rule=rule) * (1 - 1e-9)
         assert capped >= r_n(x, n, k=k, c0=c0, rule="tuned") * (1 - 1e-9)
 
-    @given(x=any_factor, n=noise, k=shape, c0=st.floats(0.01, 0.9), rule=st.sampled_from(RULES), unit=st.floats(1e-3, 1e3))
+    @given(
+        x=any_factor, n=noise, k=shape, c0=st.floats(0.01, 0.9), rule=st.sampled_from(RULES), unit=st.floats(1e-3, 1e3)
+    )
     def test_the_unit_of_batches_does_not_matter(
         self, x: float, n: float, k: float, c0: float, rule: str, unit: float
     ) -> None:
@@ -304,7 +306,12 @@ class TestProperties:
             given_one = sample_cost_ratio(x, curvature_ratio=1.0, **law)  # type: ignore[arg-type]
             assert float(given_one) == float(sample_cost_ratio(x, **law))  # type: ignore[arg-type]
 
-    @given(x=any_factor, n=noise, c0=st.one_of(st.just(0.0), st.floats(1e-6, 0.9)), rule=st.sampled_from(["fixed", "sqrt", "invariant"]))
+    @given(
+        x=any_factor,
+        n=noise,
+        c0=st.one_of(st.just(0.0), st.floats(1e-6, 0.9)),
+        rule=st.sampled_from(["fixed", "sqrt", "invariant"]),
+    )
     def test_drift_is_the_limit_of_no_spread(self, x: float, n: float, c0: float, rule: str) -> None:
         drift = r_n(x, n, c0=c0, rule=rule)
         assume(math.isfinite(drift) and drift < 100)
@@ -417,11 +424,11 @@ class TestBadInput:
             ({"train_batch": 0}, "train_batch is 0"),
             ({"train_batch": -4}, "train_batch is -4"),
             ({"reference_batch": 0}, "reference_batch is 0"),
-            ({"noise_scale": -1.0}, "noise_scale is -1.0"),
+            ({"noise_scale": -1.0}, "noise_scale is -1"),
             ({"noise_scale": math.nan}, "noise_scale is nan"),
-            ({"snr_shape": 0.0}, "snr_shape is 0.0"),
-            ({"curvature_ratio": 0.0}, "curvature_ratio is 0.0"),
-            ({"lr_fraction": 2.0}, r"lr_fraction is 2.0, outside \[0, 2\)"),
+            ({"snr_shape": 0.0}, "snr_shape is 0"),
+            ({"curvature_ratio": 0.0}, "curvature_ratio is 0"),
+            ({"lr_fraction": 2.0}, r"lr_fraction is 2.*outside \[0, 2\)"),
             ({"lr_fraction": -0.1}, r"lr_fraction is -0.1, outside \[0, 2\)"),
             ({"ceiling": 0.0}, "ceiling is 0"),
             ({"ceiling": -1.0}, "ceiling is -1"),
@@ -441,7 +448,7 @@ class TestBadInput:
         assert capped == pytest.approx(4 * rk / 3)
 
     def test_one_bad_draw_in_an_array_is_enough(self) -> None:
-        with pytest.raises(InputError, match="noise_scale is -3.0"):
+        with pytest.raises(InputError, match="noise_scale is -3"):
             sample_cost_ratio(2.0, reference_batch=1.0, noise_scale=np.array([5.0, -3.0]))
 
 

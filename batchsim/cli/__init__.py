@@ -7,9 +7,12 @@ input; 70 internal error, one line, with a traceback under `--debug`.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, NoReturn
 
 import typer
@@ -19,7 +22,7 @@ from batchsim.cli.measure import measure
 from batchsim.cli.predict import predict
 from batchsim.errors import InputError
 
-BAD_INPUT, INTERNAL, INTERRUPTED = 2, 70, 130
+BAD_INPUT, INTERNAL = 2, 70
 
 app = typer.Typer(
     name="batchsim",
@@ -52,21 +55,41 @@ def _options(
     pass
 
 
+class _Output(io.TextIOWrapper):
+    """Standard output that falls silent when its reader leaves, as under `| head`.
+
+    typer and rich end such a process with status 1, which here would say that nothing can be recommended.
+    """
+
+    def write(self, text: str) -> int:
+        with self._open_reader():
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._open_reader():
+            super().flush()
+
+    @contextmanager
+    def _open_reader(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit with its status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
+    stdout = sys.__stdout__
+    if stdout is not None and sys.stdout is stdout and not stdout.isatty():
+        sys.stdout = _Output(stdout.detach(), encoding="utf-8", write_through=True)
     try:
         app(args=arguments, prog_name="batchsim")
     except InputError as error:
         _stop(str(error), BAD_INPUT, debug)
-    except KeyboardInterrupt:
-        _stop("interrupted", INTERRUPTED, debug=False)
-    except BrokenPipeError:
-        # The reader of a pipe has left (`| head`); nothing is left to tell it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except Exception as error:
         _stop(f"internal error: {type(error).__name__}: {error} (--debug shows where)", INTERNAL, debug)
     sys.exit(0)

@@ -34,6 +34,9 @@ def replace_file(path: Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
+        try:
+            temporary.replace(path)
+        except OSError as error:
+            raise InputError(f"cannot write: {error.strerror}", where=str(path), remedy="choose a file name") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -78,6 +78,10 @@ def init(
     """Write a commented plan.toml to start from."""
     from batchsim.cli.files import replace_file
 
+    if file.suffix != ".toml":
+        raise InputError(
+            f"'{file.suffix or file.name}' is no ending of a plan", where=str(file), remedy="end it in .toml"
+        )
     if file.exists() and not force:
         raise InputError("the file exists", where=str(file), remedy="choose another name, or pass --force")
     with replace_file(file) as temporary:

@@ -34,6 +34,9 @@ def measure(
     paths = list(logs or [])
     if example is not None:
         paths.append(str(opt.example_path(example)))
+    plans = [p for p in paths if p.endswith(".toml")]
+    if plans:
+        raise InputError(f"{plans[0]} is a plan, and measure reads logs", remedy=f"batchsim predict {plans[0]}")
     if not paths:
         raise InputError(
             "no logs given", remedy="name files or folders, or try: batchsim measure --example verl-sweep --target 0.55"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from batchsim.predict import Measured
 
 NOTHING_TO_RECOMMEND = 1
+PLOT_FORMATS = (".png", ".pdf", ".svg")
 
 
 def predict(
@@ -67,6 +68,8 @@ def predict(
         "chunks": chunks,
         "columns": opt.column_map(column),
     }
+    if plot is not None and plot.suffix.lower() not in PLOT_FORMATS:
+        raise InputError(f"no plot format '{plot.suffix}'", where=str(plot), remedy=f"use {', '.join(PLOT_FORMATS)}")
     known, runs = _inputs(list(logs or []), example, plan, given)
     ds = predict_batches(
         known,
@@ -151,13 +154,9 @@ def _published(example: str | None) -> Measured | None:
 
 
 def _save_plot(ds: xr.Dataset, published: Measured | None, path: Path) -> None:
-    from batchsim.cli.files import replace_file
-
-    formats = (".png", ".pdf", ".svg")
-    if path.suffix.lower() not in formats:
-        raise InputError(f"no plot format '{path.suffix}'", where=str(path), remedy=f"use {', '.join(formats)}")
     from matplotlib.figure import Figure
 
+    from batchsim.cli.files import replace_file
     from batchsim.plot import plot_time_to_target
 
     points = [(b, *row["time_ratio"]) for b, row in (published or {}).items()]

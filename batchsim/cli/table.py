@@ -16,7 +16,8 @@ from batchsim.cli.answer import from_measurement, from_prediction
 
 WIDE = 200
 """Columns where the output is not a terminal, so that tables in a file are not wrapped."""
-COMFORTABLE = 150
+UNLIMITED, HEIGHT = 10_000, 25
+"""A console takes a width only together with a height."""
 CLAIMS = {
     "time_ratio": "T/T0",
     "sample_cost_ratio": "r_N",
@@ -28,7 +29,7 @@ COLOURS = {"wins": "green", "loses": "red", "undecided": "yellow"}
 
 def _console() -> Console:
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+    return console if console.is_terminal else Console(highlight=False, width=WIDE, height=HEIGHT)
 
 
 def short(value: float | None, digits: int = 3) -> str:
@@ -72,32 +73,72 @@ def time_span(limits: Sequence[float | None] | None) -> str:
     return f"<= {seconds(high)}" if not low else f"{seconds(low)} - {seconds(high)}"
 
 
-def _with_estimate(row: dict[str, Any], name: str, gap: str) -> str:
-    middle = row["estimates"].get(name)
-    limits = row[name]
+def _with_estimate(row: dict[str, Any], name: str) -> tuple[str, str]:
+    """Estimate and interval of a quantity; either may be empty."""
+    middle, limits = row["estimates"].get(name), row[name]
     if middle is None:
-        return span(limits)
-    if limits is None or limits[0] == limits[1]:
-        return short(middle)
-    return f"{short(middle)}{gap}({span(limits)})"
+        return span(limits), ""
+    return short(middle), "" if limits is None or limits[0] == limits[1] else f"({span(limits)})"
 
 
-def _verdict(row: dict[str, Any], gap: str) -> Text:
-    word = row["verdict"] or "-"
-    p = f"{gap}({row['p_wins']:.2f})" if row["p_wins"] is not None else ""
-    return Text(word + p, style=COLOURS.get(word, ""))
+def _time_with_estimate(row: dict[str, Any], name: str) -> tuple[str, str]:
+    middle, limits = row["estimates"].get(name), row[name]
+    if middle is None:
+        return time_span(limits), ""
+    return seconds(middle), "" if limits is None or limits[0] == limits[1] else f"({time_span(limits)})"
 
 
-def _gap(console: Console) -> str:
-    """Between an estimate and its interval: a new line where the terminal is narrow."""
-    return " " if console.width >= COMFORTABLE else "\n"
+def _verdict(row: dict[str, Any]) -> tuple[str, str]:
+    return row["verdict"] or "-", f"({row['p_wins']:.2f})" if row["p_wins"] is not None else ""
 
 
-def _table(title: str, columns: Sequence[str], caption: str = "") -> Table:
-    table = Table(title=title, caption=caption or None, title_justify="left", caption_justify="left", box=box.SIMPLE)
+def _percent(level: float) -> str:
+    return f"{100 * level:.6g} %"
+
+
+Cell = str | tuple[str, str]
+
+
+def _print_rows(
+    console: Console, title: str, rows: Sequence[dict[str, Cell]], *, optional: Sequence[str] = (), caption: str = ""
+) -> None:
+    """Print rows as a table that fits: intervals move below their estimates, then optional columns go.
+
+    Numbers are never cut short, since a cut number reads as another one.
+    """
+    if not rows:
+        return
+    columns = list(rows[0])
+    for stacked, gone in [(False, 0), *((True, n) for n in range(len(optional) + 1))]:
+        kept = [c for c in columns if c not in optional[:gone]]
+        table = _table(title, kept, rows, caption, gap="\n" if stacked else " ")
+        # A console measures no more than its own width.
+        if Console(width=UNLIMITED, height=HEIGHT).measure(table).maximum <= console.width:
+            break
+    console.print(table, crop=False)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Cell]], caption: str, *, gap: str) -> Table:
+    table = Table(box=box.SIMPLE)
+    table.title, table.caption = title, caption or None
+    table.title_justify = table.caption_justify = "left"
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [row[name] for name in columns]
+        table.add_row(
+            *(
+                Text(
+                    cell if isinstance(cell, str) else gap.join(filter(None, cell)), style=_style(cell), justify="right"
+                )
+                for cell in cells
+            )
+        )
     return table
+
+
+def _style(cell: Cell) -> str:
+    return COLOURS.get(cell if isinstance(cell, str) else cell[0], "")
 
 
 def _notes(console: Console, warnings: Sequence[str]) -> None:
@@ -109,106 +150,118 @@ def print_measurement(measured: xr.DataTree) -> None:
     """Print the arms of a measurement, its noise scales and what it cannot say."""
     answer = from_measurement(measured)
     console = _console()
-    goal = (
-        f"{answer['metric']} >= {answer['target']:g}"
-        if answer["metric"] and answer["target"] is not None
-        else "no target"
-    )
-    level, gap = f"{100 * answer['level']:.0f} %", _gap(console)
-    columns = ["B", "P x G", "rate", "rule", "runs", "N*", "T", "r_N", "r_q", "T/T0", "verdict (P)"]
-    table = _table(f"measured: {goal}; ratios to B = {answer['reference_batch']}, central {level}", columns)
-    for row in answer["batches"]:
-        se = row["throughput_ratio_se"]
-        table.add_row(
-            short(row["train_batch"]),
-            f"{short(row['prompts'])} x {short(row['group_size'])}",
-            short(row["learning_rate"]),
-            row["lr_rule"] or "-",
-            str(row["runs"]),
-            span(row["responses_to_target"]),
-            time_span(row["time_to_target"]),
-            _with_estimate(row, "sample_cost_ratio", gap),
-            short(row["throughput_ratio"]) + (f" ± {se:.2g}" if se else ""),
-            _with_estimate(row, "time_ratio", gap),
-            _verdict(row, gap),
-        )
-    console.print(table)
+    scored = answer["metric"] and answer["target"] is not None
+    goal = f"{answer['metric']} >= {answer['target']:g}" if scored else "no target"
+    rows = [_arm_cells(row) for row in answer["batches"]]
+    title = f"measured: {goal}; ratios to B = {answer['reference_batch']}, central {_percent(answer['level'])}"
+    _print_rows(console, title, rows, optional=("runs", "P x G", "T", "rate"))
     _print_system(console, answer)
+    messages = [estimate["message"] for estimate in answer["noise_scales"]]
     for estimate in answer["noise_scales"]:
         exponent = f"; |g| ~ B^{estimate['exponent']:.2f}" if estimate["exponent"] is not None else ""
         console.print(f"{estimate['message']}{exponent}", soft_wrap=True)
     runs = [f"{r['run']}: {w}" for r in answer["runs"] for w in r["warnings"]]
-    _notes(console, answer["warnings"] + runs[:20])
+    _notes(console, [w for w in answer["warnings"] if w not in messages] + runs[:20])
     if len(runs) > 20:
         console.print(f"- and {len(runs) - 20} more notes on single runs; --json lists all", soft_wrap=True)
 
 
+def _arm_cells(row: dict[str, Any]) -> dict[str, Cell]:
+    se, prompts, group = row["throughput_ratio_se"], row["prompts"], row["group_size"]
+    return {
+        "B": short(row["train_batch"]),
+        "P x G": f"{short(prompts)} x {short(group)}" if prompts and group else "-",
+        "rate": short(row["learning_rate"]),
+        "rule": row["lr_rule"] or "-",
+        "runs": str(row["runs"]),
+        "N*": span(row["responses_to_target"]),
+        "T": time_span(row["time_to_target"]),
+        "r_N": _with_estimate(row, "sample_cost_ratio"),
+        "r_q": (short(row["throughput_ratio"]), f"± {se:.2g}" if se else ""),
+        "T/T0": _with_estimate(row, "time_ratio"),
+        "verdict (P)": _verdict(row),
+    }
+
+
 def _print_system(console: Console, answer: dict[str, Any]) -> None:
-    if all(row["throughput"] is None for row in answer["batches"]):
+    batches = answer["batches"]
+    if all(row["throughput"] is None for row in batches):
         return
-    phases = [k for k in answer["batches"][0] if k.endswith("_seconds")]
-    shown = [p for p in phases if any(row.get(p) is not None for row in answer["batches"])]
+    phases = [k for k in batches[0] if k.endswith("_seconds") and any(row.get(k) is not None for row in batches)]
     first = any(run["censoring"] == "left" for run in answer["runs"])
-    columns = ["B", "q", "q with evaluation", *(p.removesuffix("_seconds") for p in shown), "kept share"]
-    table = _table(
-        "steady rollout steps (responses/s, s)",
-        columns + (["first evaluation", "ratio"] if first else []),
-        "first evaluation: time to its start, not to the target" if first else "",
-    )
-    for row in answer["batches"]:
-        cells = [short(row["train_batch"]), short(row["throughput"]), short(row["throughput_with_evaluation"])]
-        cells += [short(row.get(p), 4) for p in shown] + [short(row["kept_share"])]
+    rows: list[dict[str, Cell]] = []
+    for row in batches:
+        cells: dict[str, Cell] = {
+            "B": short(row["train_batch"]),
+            "q": short(row["throughput"]),
+            "q with evaluation": short(row["throughput_with_evaluation"]),
+        }
+        cells |= {name.removesuffix("_seconds"): short(row.get(name), 4) for name in phases}
+        cells["kept share"] = short(row["kept_share"])
         if first:
-            cells += [seconds(row["first_evaluation_time"]), short(row["first_evaluation_time_ratio"])]
-        table.add_row(*cells)
-    console.print(table)
+            cells["first evaluation"] = seconds(row["first_evaluation_time"])
+            cells["ratio"] = short(row["first_evaluation_time_ratio"])
+        rows.append(cells)
+    _print_rows(
+        console,
+        "steady rollout steps (responses/s, s)",
+        rows,
+        optional=("kept share", "reward", "sync", "logprob", "q with evaluation"),
+        caption="first evaluation: time to its start, not to the target" if first else "",
+    )
 
 
 def print_prediction(ds: xr.Dataset, compared: Sequence[dict[str, Any]] = ()) -> None:
     """Print candidates, the recommendation, what it rests on, and measurements beside it."""
     answer = from_prediction(ds, compared)
     console = _console()
-    level, gap = f"{100 * answer['level']:.0f} %", _gap(console)
-    known = any(row["time_to_target"] is not None for row in answer["batches"])
-    hours, cost = "gpu_hours" in ds and known, "cost" in ds and known
-    columns = ["B", "prompts", "rate", "r_N", "r_q", "T/T0"]
-    columns += ["T"] * known + ["GPU-hours"] * hours + ["USD"] * cost
-    table = _table(
-        f"predicted: rule '{answer['lr_rule']}', ratios to B = {answer['reference_batch']}; median (central {level})",
-        [*columns, "verdict (P)", "waits for"],
+    title = (
+        f"predicted: rule '{answer['lr_rule']}', ratios to B = {answer['reference_batch']}; "
+        f"median (central {_percent(answer['level'])})"
     )
-    for row in answer["batches"]:
-        mark = " *" if row["train_batch"] == answer["star"] else ""
-        cells = [short(row["train_batch"]) + mark, short(row["prompts"]), short(row["learning_rate"])]
-        cells += [_with_estimate(row, name, gap) for name in ("sample_cost_ratio", "throughput_ratio", "time_ratio")]
-        cells += [seconds(row["estimates"]["time_to_target"])] * known
-        cells += [short(row["estimates"].get("gpu_hours"))] * hours + [short(row["estimates"].get("cost"))] * cost
-        table.add_row(*cells, _verdict(row, gap), row["binding_limit"] or "-")
-    console.print(table)
+    rows = [_candidate_cells(row, answer, ds) for row in answer["batches"]]
+    _print_rows(console, title, rows, optional=("waits for", "prompts", "T", "GPU-hours", "rate", "USD"))
     for sentence in _sentences(answer):
         console.print(sentence, soft_wrap=True)
     _print_comparison(console, answer["compared"])
     _notes(console, answer["warnings"])
 
 
+def _candidate_cells(row: dict[str, Any], answer: dict[str, Any], ds: xr.Dataset) -> dict[str, Cell]:
+    cells: dict[str, Cell] = {
+        "B": short(row["train_batch"]) + (" *" if row["train_batch"] == answer["star"] else ""),
+        "prompts": short(row["prompts"]),
+        "rate": short(row["learning_rate"]),
+        "r_N": _with_estimate(row, "sample_cost_ratio"),
+        "r_q": _with_estimate(row, "throughput_ratio"),
+        "T/T0": _with_estimate(row, "time_ratio"),
+    }
+    if any(r["time_to_target"] is not None for r in answer["batches"]):
+        cells["T"] = _time_with_estimate(row, "time_to_target")
+        if "gpu_hours" in ds:
+            cells["GPU-hours"] = short(row["estimates"]["gpu_hours"])
+        if "cost" in ds:
+            cells["USD"] = short(row["estimates"]["cost"])
+    return cells | {"verdict (P)": _verdict(row), "waits for": row["binding_limit"] or "-"}
+
+
 def _print_comparison(console: Console, compared: Sequence[dict[str, Any]]) -> None:
-    if not compared:
-        return
-    table = _table(
-        "predicted beside measured", ["B", "quantity", "predicted", "interval", "measured", "error", "covered", ""]
-    )
-    for row in compared:
-        table.add_row(
-            short(row["train_batch"]),
-            CLAIMS[row["claim"]],
-            short(row["predicted"]),
-            span(row["interval"]),
-            short(row["measured"]) + (f" ({span(row['measured_interval'])})" if row["measured_interval"] else ""),
-            f"{100 * row['error']:+.0f} %",
-            "yes" if row["covered"] else "no",
-            "held out" if row["held_out"] else "fitted",
-        )
-    console.print(table)
+    rows: list[dict[str, Cell]] = [
+        {
+            "B": short(row["train_batch"]),
+            "quantity": CLAIMS[row["claim"]],
+            "predicted": (short(row["predicted"]), f"({span(row['interval'])})"),
+            "measured": (
+                short(row["measured"]),
+                f"({span(row['measured_interval'])})" if row["measured_interval"] else "",
+            ),
+            "error": f"{100 * row['error']:+.0f} %",
+            "covered": "yes" if row["covered"] else "no",
+            "runs": "held out" if row["held_out"] else "fitted",
+        }
+        for row in compared
+    ]
+    _print_rows(console, "predicted beside measured", rows, optional=("covered", "error"))
 
 
 def _sentences(answer: dict[str, Any]) -> list[str]:
@@ -224,6 +277,8 @@ def _sentences(answer: dict[str, Any]) -> list[str]:
             f"Effective range: B = {chosen[0]} to{at_least} {chosen[1]}; "
             f"star (smallest whose median is within 5 %) B = {star}."
         ]
+    if chosen is not None and not chosen[0] <= star <= chosen[1]:
+        said.append("The star lies outside the range: near-best on the median, less often so draw by draw.")
     row = next((r for r in answer["batches"] if r["train_batch"] == star), None)
     if row is not None and row["train_batch"] != answer["reference_batch"]:
         middle = row["estimates"]

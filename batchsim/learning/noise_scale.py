@@ -39,6 +39,8 @@ LEVEL = 0.95
 BLOCK = 10
 """Consecutive updates that are treated as one observation: they share their parameters."""
 RESAMPLES = 400
+ROUNDING = 1e-3
+"""Relative error of a logged norm of three digits: identical repeats claim no more certainty than this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,13 +169,18 @@ def from_logged_norms(
     if batches.size < 2 or min(len(c) for c in clusters.values()) < 2:
         need = "a run at another batch" if batches.size < 2 else "a longer or a second run at each batch"
         return _unidentified(
-            f"norms at {batches.size} batch(es) cannot separate signal from noise; {need} would",
+            f"norms of {sum(len(r) for r in norms.values())} run(s) cannot separate signal from noise; {need} would",
             method="logged norms",
             window=window,
             level=level,
         )
     square = np.array([np.median(np.concatenate(c)) ** 2 for c in clusters.values()])
-    variance = np.array([_median_variance(c) for c in clusters.values()])
+    size = np.array([len(c) for c in clusters.values()])
+    own = np.array([_median_variance(c) for c in clusters.values()]) / square**2 * size
+    # The relative spread over runs is the pooled one, or the batch's own where that is larger: a
+    # spread seen in two or three runs alone would be too small as often as not.
+    pooled = float(np.sum(own * (size - 1)) / np.sum(size - 1))
+    variance = square**2 * (np.maximum(own, pooled) / size + ROUNDING**2)
     design = np.stack([np.ones_like(batches), 1 / batches], axis=1)
     gram = design.T @ (design / variance[:, None])
     signal, noise = np.linalg.solve(gram, design.T @ (square / variance))
@@ -203,9 +210,7 @@ def _median_variance(clusters: list[NDArray[np.float64]]) -> float:
     n = len(clusters)
     picks = rng.integers(n, size=(RESAMPLES, n))
     squares = [np.median(np.concatenate([clusters[i] for i in pick])) ** 2 for pick in picks]
-    # Two identical clusters would claim certainty; rounding of a logged norm (3 digits) forbids it.
-    floor = (1e-3 * float(np.mean(squares))) ** 2
-    return max(float(np.var(squares)) * n / (n - 1), floor)
+    return float(np.var(squares)) * n / (n - 1)
 
 
 def from_chunk_norms(
@@ -260,7 +265,7 @@ def from_chunk_norms(
     return _estimate(
         signal=float(signal.mean()),
         noise=float(noise.mean()),
-        covariance=np.cov(means) / blocks,
+        covariance=np.cov(means) / blocks + np.diag([(ROUNDING * signal.mean()) ** 2, (ROUNDING * noise.mean()) ** 2]),
         dof=float(blocks - 1),
         exponent=float("nan"),
         level=level,
@@ -343,12 +348,17 @@ def _estimate(
 def _message(value: float, low: float, high: float, identified: bool, largest: float, method: str, window: str) -> str:
     start = f"noise scale from {method} over {window}"
     if identified:
-        return f"{start}: {value:.3g} responses, limits {low:.3g} to {high:.3g}"
-    bound = f"at least {low:.3g} responses" if low > 0 else "no limit on either side"
+        return f"{start}: {_shown(value)} responses, limits {_shown(low)} to {_shown(high)}"
+    bound = f"at least {_shown(low)} responses" if low > 0 else "no limit on either side"
     remedy = "norms at a batch within a few times of it would give an upper limit"
     if np.isfinite(largest):
         remedy = f"norms at {4 * largest:.0f} responses or more, or of chunks within an update, would give one"
     return f"{start}: {bound}, no upper limit (not identified); {remedy}"
+
+
+def _shown(count: float) -> str:
+    """A number of responses as people write it, to three digits."""
+    return f"{float(f'{count:.3g}'):,.0f}" if count >= 100 else f"{count:.3g}"
 
 
 def _unidentified(reason: str, *, method: str, window: str, level: float) -> NoiseScale:

@@ -229,8 +229,10 @@ def _ratios(
         "curvature_ratio": curvature_ratio,
     }
     for name, value in named.items():
-        if not (np.asarray(value) > 0).all():
-            raise InputError(f"{name} is {np.min(value)}, and it must be positive")
+        v = np.asarray(value, dtype=np.float64)
+        bad = ~(v > 0) | (np.isinf(v) & (name != "snr_shape"))
+        if bad.any():
+            raise InputError(f"{name} is {v[bad].flat[0]:g}; it must be positive and finite")
     c0 = np.asarray(lr_fraction, dtype=np.float64)
     if not ((c0 >= 0) & (c0 < 2)).all():
         raise InputError(

@@ -73,9 +73,9 @@ class _Segment:
     status: str | None = None
 
 
-def recognises(source: Source) -> bool:
-    """Whether a line carries the marker."""
-    return any(MARKER in line for line in source.lines) or MARKER in source.tail
+def holds_event(block: bytes) -> bool:
+    """Whether a line of a block carries the marker."""
+    return MARKER.encode() in block
 
 
 def read(source: Source) -> list[Run]:

@@ -1,7 +1,12 @@
 """From paths to a tree of runs: recognise, read, settle, and check across runs.
 
-Each framework's module says whether a file is its own (`recognises`) and turns it into `Run`s; MLPerf's
-marker and a trainer state are unmistakable and are tried first, a verl step line last.
+Each framework's module says whether a file is its own and turns it into `Run`s. What shows in the first
+lines is tried first: tables, exports, JSON. A console log shows itself only at its first step, which
+may come after megabytes of start-up: it is streamed until a block holds MLPerf's marker or a verl step
+line. Only what is left may be TRL's console, which is read whole.
+
+A configuration file is one that the user names, or one that Hydra left beside a log of verl. The latter
+is used only if the folder holds one such log: it cannot belong to several.
 
 One call reads runs of one experiment: two frameworks or two models in one call are refused, because
 every comparison that follows would be between them and not between batch sizes.
@@ -14,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchsim.errors import InputError, nearest
-from batchsim.logs import mlperf, tables, trl, verl
+from batchsim.logs import mlperf, tables, tensorboard, trl, verl, wandb
+from batchsim.logs.config import config_beside, load_config
 from batchsim.logs.recipe import Overrides
 from batchsim.logs.record import Run, to_dataset
 from batchsim.logs.source import Source, open_sources
@@ -23,9 +29,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 KNOWN_LOGS = (
-    "batchsim reads MLPerf :::MLLOG lines, verl console logs, TRL trainer_state.json, "
-    "and CSV tables with canonical column names"
+    "batchsim reads MLPerf :::MLLOG lines, verl console logs and JSON lines, TRL trainer_state.json and console logs, "
+    "Weights & Biases exports, TensorBoard event files, and CSV tables with canonical column names"
 )
+CONFIGURED = ("verl", "wandb", "tensorboard")
 
 
 def read_logs(
@@ -39,6 +46,7 @@ def read_logs(
     learning_rate: float | None = None,
     chunks: int | None = None,
     columns: Mapping[str, str] | None = None,
+    config: str | Path | None = None,
 ) -> xr.DataTree:
     """Read training logs into one node per run.
 
@@ -60,13 +68,16 @@ def read_logs(
         Equal chunks of the batch behind ``sq_norm_chunk`` [1].
     columns : mapping, optional
         Canonical name -> column name, for CSV tables.
+    config : str or pathlib.Path, optional
+        verl's configuration (Hydra's ``config.yaml`` or ``overrides.yaml``, or JSON) for what the
+        log does not state; without it, one that lies beside the log is used.
 
     Returns
     -------
     xarray.DataTree
-        A child per run. Over ``rollout_step``: ``responses``, ``steady`` and what the log holds of
-        times [s], gradient norms, learning rate and training reward. Over ``evaluation`` (and
-        ``metric``): ``score``, ``evaluation_responses``, ``evaluation_elapsed``,
+        A child per run. Over ``rollout_step``: ``responses``, ``updates``, ``steady`` and what the log
+        holds of times [s], gradient norms, learning rate, lengths [tokens] and training reward. Over
+        ``evaluation`` (and ``metric``): ``score``, ``evaluation_responses``, ``evaluation_elapsed``,
         ``evaluation_wall`` and ``evaluation_seconds`` [s]. Attributes: the recipe (``train_batch``,
         ``rollout_batch``, ...), ``framework``, ``path``, ``model``, ``provenance`` and ``warnings``;
         an attribute that is not known is absent.
@@ -75,7 +86,7 @@ def read_logs(
     ------
     InputError
         For a path that cannot be read or is no log, a recipe that cannot be settled or contradicts
-        an argument, and frameworks or models that are mixed.
+        an argument or the configuration file, and frameworks or models that are mixed.
     """
     import xarray as xr
 
@@ -90,6 +101,7 @@ def read_logs(
     )
     sources, warnings = open_sources(paths)
     framework, sources = _recognised(sources, columns, warnings)
+    _set_config(framework, sources, config, warnings)
     runs = _read(framework, sources, columns, warnings)
     datasets = [to_dataset(run, given) for run in runs]
     _check_models(datasets)
@@ -107,18 +119,12 @@ def _recognised(
         _check_columns(columns)
     found: dict[str, list[Source]] = {}
     for source in sources:
-        framework = _framework(source, columns)
-        if framework is not None:
-            found.setdefault(framework, []).append(source)
-        elif source.explicit:
-            first = next((line.strip() for line in [*source.lines, source.tail] if line.strip()), "")
-            raise InputError(
-                f"not a log that batchsim knows (it begins {first[:60]!r})",
-                remedy=KNOWN_LOGS,
-                where=source.path,
-            )
-        else:
-            warnings.append(f"passed over {source.path}: not a log that batchsim knows")
+        try:
+            found.setdefault(_framework(source, columns), []).append(source)
+        except InputError as error:
+            if source.explicit:
+                raise
+            warnings.append(f"passed over {source.path}: {error.message}")
     if not found:
         raise InputError("there is no log among the files", remedy=KNOWN_LOGS, where=_folders(sources))
     if len(found) > 1:
@@ -143,14 +149,70 @@ def _check_columns(columns: Mapping[str, str]) -> None:
             )
 
 
-def _framework(source: Source, columns: Mapping[str, str] | None) -> str | None:
-    if mlperf.recognises(source):
-        return "mlperf"
-    if trl.recognises(source):
-        return "trl"
+def _framework(source: Source, columns: Mapping[str, str] | None) -> str:
+    """Name of the reader that a source is for."""
+    if tensorboard.recognises(source):
+        return "tensorboard"
+    if source.binary:
+        remedy = "give the console log, a trainer_state.json or a CSV (gzip is fine)"
+        raise InputError("the file is binary, not a text log", remedy=remedy, where=source.path)
     if tables.recognises(source, columns):
         return "tables"
-    return "verl" if verl.recognises(source) else None
+    if wandb.recognises(source):
+        return "wandb"
+    if verl.is_file_log(source.head):
+        return "verl"
+    if source.head.lstrip().startswith("{") and trl.recognises(source):
+        return "trl"
+    if console := _console(source):
+        return console
+    if trl.recognises(source):
+        return "trl"
+    if source.explicit:
+        first = next((line.strip() for line in source.head.splitlines() if line.strip()), "")
+        raise InputError(
+            f"not a log that batchsim knows (it begins {first[:60]!r})", remedy=KNOWN_LOGS, where=source.path
+        )
+    raise InputError("not a log that batchsim knows", where=source.path)
+
+
+def _console(source: Source) -> str | None:
+    for _, block in source.blocks():
+        if mlperf.holds_event(block):
+            return "mlperf"
+        if verl.holds_step(block):
+            return "verl"
+    # A log that is cut within its first step is known by it, though the line is not used.
+    rest = source.tail.encode() + b"\n"
+    return "mlperf" if mlperf.holds_event(rest) else "verl" if verl.holds_step(rest) else None
+
+
+def _set_config(framework: str, sources: list[Source], config: str | Path | None, warnings: list[str]) -> None:
+    """Give each source the configuration file that belongs to it."""
+    if config is not None:
+        if framework not in CONFIGURED:
+            raise InputError(
+                f"a configuration file was named but {sources[0].path} is {framework}",
+                remedy="drop --config and give --prompts and --group-size where the log lacks them",
+                where=str(config),
+            )
+        loaded = load_config(config)
+        for source in sources:
+            source.config = loaded
+        return
+    folders = [source.folder for source in sources]
+    for source in sources if framework in CONFIGURED else []:
+        if source.path == "-" or not (beside := config_beside(source.folder, verl.SECTION)):
+            continue
+        if folders.count(source.folder) > 1:
+            note = f"{beside} was not used: it cannot belong to all logs beside it; name it as the configuration of one"
+            warnings.extend([note] if note not in warnings else [])
+            continue
+        try:
+            source.config = load_config(beside)
+            warnings.append(f"{beside} was read as the configuration of {source.path}")
+        except InputError as error:
+            warnings.append(f"{beside} was not used: {error.message}; {error.remedy}")
 
 
 def _read(framework: str, sources: list[Source], columns: Mapping[str, str] | None, warnings: list[str]) -> list[Run]:
@@ -158,6 +220,8 @@ def _read(framework: str, sources: list[Source], columns: Mapping[str, str] | No
         runs, more = tables.read(sources, columns)
         warnings += more
         return runs
+    if framework in ("wandb", "tensorboard"):
+        return wandb.read(sources) if framework == "wandb" else tensorboard.read(sources)
     reader = {"mlperf": mlperf.read, "trl": trl.read, "verl": verl.read}[framework]
     return [run for source in sources for run in reader(source)]
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 LARGEST_STEP = 10**9
+OVERLAP = 0.01
+# Stages that follow each other; environment_seconds lies within the generation.
 PHASES = ("generation_seconds", "training_seconds", "logprob_seconds", "reward_seconds", "sync_seconds")
 NORMS = (
     "grad_norm",
@@ -48,11 +50,17 @@ COLUMNS = (
     "elapsed",
     "step_seconds",
     *PHASES,
+    "environment_seconds",
+    "other_seconds",
     "checkpoint_seconds",
     *NORMS,
     "learning_rate",
     "train_reward",
     "response_length",
+    "response_length_max",
+    "truncated_share",
+    "staleness_mean",
+    "staleness_max",
     "kept_share",
 )
 
@@ -101,6 +109,8 @@ class Run:
         Whether the log counts optimizer updates rather than rollout steps.
     batch_hint : str
         What this framework's log is known to lack about the batch.
+    norm_reduction : str
+        How a row's gradient norms come from those of its updates, where the framework says.
     """
 
     name: str
@@ -118,6 +128,7 @@ class Run:
     stride: int = 1
     row_is_update: bool = False
     batch_hint: str = ""
+    norm_reduction: str = ""
 
 
 def number(value: object) -> float:
@@ -136,7 +147,10 @@ def whole_or_none(value: object) -> int | None:
     return int(result) if 0 <= result <= LARGEST_STEP and result == int(result) else None
 
 
-class Steps:
+Row = TypeVar("Row", bound=Mapping[str, float])
+
+
+class Rows(Generic[Row]):
     """Rows by step number, in the order of the log; a step that comes again replaces what it repeats.
 
     Two lines of one step with different keys are one row written in two parts. Keys that repeat, or
@@ -145,14 +159,18 @@ class Steps:
     """
 
     def __init__(self) -> None:
-        self.rows: dict[int, dict[str, float]] = {}
+        self.rows: dict[int, Row] = {}
         self.warnings: list[str] = []
 
-    def add(self, step: int, values: Mapping[str, float], *, where: str) -> list[int]:
+    def joined(self, row: Row, values: Row) -> Row:
+        """One row of two parts."""
+        raise NotImplementedError
+
+    def add(self, step: int, values: Row, *, where: str) -> list[int]:
         """Add a line; the steps that it made obsolete."""
         row = self.rows.get(step)
         if row is not None and not row.keys() & values.keys():
-            row.update(values)
+            self.rows[step] = self.joined(row, values)
             return []
         newest = next(reversed(self.rows), None)
         dropped = [] if newest is None or step > newest else [old for old in self.rows if old >= step]
@@ -163,7 +181,7 @@ class Steps:
                 f"{where}: step {step} follows step {newest}, a restart or a duplicate; "
                 f"{len(dropped)} earlier rows from step {step} on were dropped"
             )
-        self.rows[step] = dict(values)
+        self.rows[step] = values
         return dropped
 
     def column(self, name: str) -> Array:
@@ -174,6 +192,14 @@ class Steps:
     def step(self) -> Array:
         """Step numbers."""
         return np.array(list(self.rows), dtype=float)
+
+
+class Steps(Rows[dict[str, float]]):
+    """Rows as dictionaries, which may change after they were added."""
+
+    def joined(self, row: dict[str, float], values: dict[str, float]) -> dict[str, float]:
+        """One row of two parts."""
+        return row | values
 
 
 def to_dataset(run: Run, given: Overrides) -> xr.Dataset:
@@ -224,12 +250,15 @@ def to_dataset(run: Run, given: Overrides) -> xr.Dataset:
         _set_elapsed(run, columns, provenance, notes)
         if run.row_is_update:
             _per_rollout(columns, provenance, recipe.updates_per_rollout)
+        _set_other(columns, provenance, notes)
+        _set_norm_batch(run, columns, provenance, recipe)
         rate = _learning_rate(recipe, columns, notes)
         scores, evaluations = _evaluations(run, columns, provenance, recipe)
         steady = steady_steps(columns.get("step_seconds"), len(run.step))
     ds = xr.Dataset(
         {
             **{name: ("rollout_step", columns[name]) for name in COLUMNS if name in columns},
+            "updates": ("rollout_step", _updates(run, provenance, recipe)),
             "steady": ("rollout_step", steady),
             "score": (("metric", "evaluation"), scores),
             **{name: ("evaluation", values) for name, values in evaluations.items()},
@@ -268,7 +297,7 @@ def _set_step_seconds(
     run: Run, columns: dict[str, Array], provenance: dict[str, str], given: Overrides, notes: list[str]
 ) -> None:
     if "step_seconds" not in columns and {"generation_seconds", "training_seconds"} <= columns.keys():
-        parts = [name for name in PHASES if name in columns]
+        parts = [name for name in (*PHASES, "other_seconds") if name in columns]
         columns["step_seconds"] = np.sum([columns[name] for name in parts], axis=0)
         provenance["step_seconds"] = f"sum of {', '.join(parts)} [s]"
     if given.step_seconds is None:
@@ -325,10 +354,49 @@ def _set_elapsed(run: Run, columns: dict[str, Array], provenance: dict[str, str]
 
 def _per_rollout(columns: dict[str, Array], provenance: dict[str, str], updates: int) -> None:
     """Times of a rollout step from those of its updates."""
-    for name in ("step_seconds", *PHASES):
+    for name in ("step_seconds", *PHASES, "environment_seconds", "other_seconds"):
         if name in columns and updates > 1:
             columns[name] = columns[name] * updates
             provenance[name] = f"{provenance[name]}, x {updates} updates per rollout step"
+
+
+def _set_other(columns: dict[str, Array], provenance: dict[str, str], notes: list[str]) -> None:
+    """What of a step no phase accounts for, in rows that state all the phases that the log has."""
+    stated = provenance.get("step_seconds", "")
+    if "other_seconds" in columns or not {"step_seconds", "generation_seconds", "training_seconds"} <= columns.keys():
+        return
+    if stated.startswith("sum of "):
+        return
+    parts = [name for name in PHASES if name in columns]
+    rest = columns["step_seconds"] - np.sum([columns[name] for name in parts], axis=0)
+    # Rounded phases may exceed the step a little; by more they overlap, and nothing can be said.
+    overlap = rest < -OVERLAP * columns["step_seconds"]
+    if overlap.any():
+        notes.append(f"phases add up to more than step_seconds in {int(overlap.sum())} steps; other_seconds is NaN")
+    rest = np.where(overlap, np.nan, np.maximum(rest, 0.0))
+    if np.isfinite(rest).any():
+        columns["other_seconds"] = rest
+        provenance["other_seconds"] = f"step_seconds - ({' + '.join(parts)}) [s]"
+
+
+def _set_norm_batch(run: Run, columns: Mapping[str, Array], provenance: dict[str, str], recipe: Recipe) -> None:
+    """Say which batch the gradient norms belong to: the noise in them is that batch's."""
+    if not run.norm_reduction:
+        return
+    for name in ("grad_norm", "critic_grad_norm"):
+        if name in columns and name in provenance:
+            provenance[name] += (
+                f", of mini-batches of {recipe.train_batch} responses; "
+                f"{run.norm_reduction} (updates_per_rollout {recipe.updates_per_rollout})"
+            )
+
+
+def _updates(run: Run, provenance: dict[str, str], recipe: Recipe) -> Array:
+    """Optimizer updates at the end of each row."""
+    per_row = 1 if run.row_is_update else recipe.updates_per_rollout
+    provenance["updates"] = "optimizer steps" if run.row_is_update else "rollout steps x updates_per_rollout"
+    result: Array = (run.step - run.base) * per_row
+    return result
 
 
 def _learning_rate(recipe: Recipe, columns: Mapping[str, Array], notes: list[str]) -> float | None:

@@ -1,13 +1,14 @@
 """Opening what a user names: files, folders, globs, gzip and standard input.
 
-A log is read whole, as text, before any reader looks at it:
+A log is a stream of bytes, handed out in blocks of whole lines, so that one of many gigabytes fits:
 
 - `.gz` is recognised by its first bytes, not its name; a gzip that ends early gives what it held.
 - Bytes that are not UTF-8 become U+FFFD, NULs (left by a crashed file system) are dropped, and
   UTF-16 with a byte-order mark (a redirected Windows console) is decoded. A file that is mostly
-  control bytes is binary and refused.
+  control bytes is binary; no reader of text sees it.
 - The last line counts only if it ends: a log that is still being written, or was cut, may hold half
   a number there, and half a number still parses. Readers get it apart, as `tail`.
+- Standard input and pipes cannot be read twice and are kept aside, on disk once they are large.
 - A file that the user named must be a log. A folder may hold anything: what cannot be read there is
   passed over with a warning. Folders are not searched recursively, because checkpoints of one run
   repeat its log; a glob such as ``'runs/*/trainer_state.json'`` says what is meant.
@@ -16,39 +17,145 @@ A log is read whole, as text, before any reader looks at it:
 
 from __future__ import annotations
 
+import codecs
 import glob
 import gzip
-import io
+import itertools
+import re
 import sys
+import tempfile
+import weakref
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
+from typing import IO, overload
 
 from batchsim.errors import InputError, nearest
+from batchsim.logs.config import Config
 
-MAX_BYTES = 2**30
+MAX_BYTES = 2**38
+WHOLE_BYTES = 2**30
+LINE_BYTES = 2**27
 MAX_FILES = 10_000
+_BLOCK = 2**18
 _HEAD = 65_536
+_SPOOL = 2**24
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _TEXT_CONTROLS = frozenset(b"\t\n\r\f\b\x1b")
+_TOO_LARGE = "keep only the lines with metrics and configuration, for instance with grep"
 
 
-@dataclass(frozen=True, kw_only=True)
+class Lines(Sequence[str]):
+    """The complete lines of a source; going through them streams, and the first ones cost little."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[str]:
+        for _, block in self._source.blocks():
+            for line in block.decode("utf-8", errors="replace")[:-1].split("\n"):
+                yield line.removesuffix("\r")
+
+    def __len__(self) -> int:
+        return self._source.count
+
+    def __bool__(self) -> bool:
+        return next(iter(self), None) is not None
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            if all(bound is None or bound >= 0 for bound in (index.start, index.stop, index.step)):
+                return list(itertools.islice(self._bounded(), index.start, index.stop, index.step))
+            return list(self._bounded())[index]
+        found = next(itertools.islice(self, index, None), None) if index >= 0 else self[len(self) + index]
+        if found is None:
+            raise IndexError(index)
+        return found
+
+    def _bounded(self) -> Iterator[str]:
+        held = 0
+        for line in self:
+            held += len(line)
+            self._source.check_size(held, WHOLE_BYTES)
+            yield line
+
+
 class Source:
-    """One opened log: its complete lines, and the rest behind the last line break."""
+    """One opened log, read anew by whoever goes through it.
 
-    path: str
-    name: str
-    folder: str
-    lines: list[str]
-    tail: str
-    explicit: bool
-    warnings: tuple[str, ...] = ()
+    Attributes
+    ----------
+    path, name, folder : str
+        As named, without folder and ending, and its folder.
+    explicit : bool
+        Whether the user named it, rather than its folder.
+    binary : bool
+        Whether it is mostly control bytes.
+    config : Config or None
+        Configuration file that belongs to it.
+    warnings : list of str
+        What opening and decoding had to put up with; complete once the source was read to its end.
+    """
+
+    def __init__(self, path: str, *, explicit: bool) -> None:
+        self.path = path
+        self.name = _name(path)
+        self.folder = str(Path(path).parent)
+        self.explicit = explicit
+        self.config: Config | None = None
+        self.warnings: list[str] = []
+        self._spool = None if Path(path).is_file() and path != "-" else _spooled(self)
+        self._ending: tuple[int, str] | None = None
+        start = b""
+        for piece in self._raw():
+            start += piece
+            if len(start) >= _HEAD and start.strip():
+                break
+        if not start.strip():
+            raise InputError("the file is empty", remedy="wait until the run has logged a step", where=path)
+        self.binary = _is_binary(start[:_HEAD])
+
+    @property
+    def lines(self) -> Lines:
+        """The lines that end."""
+        return Lines(self)
+
+    @property
+    def tail(self) -> str:
+        """What stands behind the last line break."""
+        return self._end()[1]
+
+    @property
+    def count(self) -> int:
+        """Number of lines that end."""
+        return self._end()[0]
 
     @property
     def text(self) -> str:
-        """The whole text, the unended line included."""
-        return "\n".join([*self.lines, self.tail])
+        """The whole text, the unended line included, of a log that is small enough to hold."""
+        parts, held = [], 0
+        for _, block in self.blocks():
+            held += len(block)
+            self.check_size(held, WHOLE_BYTES)
+            parts.append(block.replace(b"\r\n", b"\n"))
+        return b"".join(parts).decode("utf-8", errors="replace") + self.tail
+
+    @cached_property
+    def head(self) -> str:
+        """The first 64 KiB or more of the text."""
+        parts, held = [], 0
+        for piece in self._text():
+            parts.append(piece)
+            held += len(piece)
+            if held >= _HEAD:
+                break
+        return b"".join(parts).decode("utf-8", errors="replace")
 
     def where(self, line: int) -> str:
         """``path:line``, counting from 1."""
@@ -56,10 +163,96 @@ class Source:
 
     def tail_warnings(self) -> list[str]:
         """What a reader that goes by lines has to say about the unended one."""
-        if not self.tail.strip():
+        count, tail = self._end()
+        if not tail.strip():
             return list(self.warnings)
-        number = len(self.lines) + 1
-        return [*self.warnings, f"line {number} has no end (cut, or still being written) and was not used"]
+        return [*self.warnings, f"line {count + 1} has no end (cut, or still being written) and was not used"]
+
+    def blocks(self) -> Iterator[tuple[int, bytes]]:
+        """Whole lines in UTF-8, many at a time, with the number of the first, counting from 1.
+
+        Raises
+        ------
+        InputError
+            For a file that cannot be read to its end, a line beyond 128 MiB and a log beyond 256 GiB.
+        """
+        first, rest, held = 1, [b""], 0
+        for piece in self._text():
+            cut = piece.rfind(b"\n") + 1
+            if not cut:
+                rest.append(piece)
+                held += len(piece)
+                self.check_size(held, LINE_BYTES, "a line of the log")
+                continue
+            block = b"".join([*rest, piece[:cut]])
+            rest, held = [piece[cut:]], len(piece) - cut
+            yield first, block
+            first += block.count(b"\n")
+        self._ending = first - 1, b"".join(rest).decode("utf-8", errors="replace")
+
+    def check_size(self, size: int, limit: int, what: str = "the log") -> None:
+        """Refuse what is larger than `limit` [B]."""
+        if size > limit:
+            raise InputError(f"{what} is larger than {limit // 2**20} MiB", remedy=_TOO_LARGE, where=self.path)
+
+    def _end(self) -> tuple[int, str]:
+        if self._ending is None:
+            for _ in self.blocks():
+                pass
+        assert self._ending is not None
+        return self._ending
+
+    def _text(self) -> Iterator[bytes]:
+        """The stream in UTF-8, without byte-order mark and NULs."""
+        decoder: codecs.IncrementalDecoder | None = None
+        for count, raw in enumerate(self._raw()):
+            piece = raw
+            if not count and piece[:2] in _UTF16:
+                decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+            elif not count:
+                piece = piece.removeprefix(codecs.BOM_UTF8)
+            if decoder is not None:
+                piece = decoder.decode(piece).encode("utf-8", errors="replace")
+            yield piece.replace(b"\0", b"") if b"\0" in piece else piece
+        if decoder is not None:
+            yield decoder.decode(b"", final=True).encode("utf-8", errors="replace")
+
+    def _raw(self) -> Iterator[bytes]:
+        """The stream as it is stored, unpacked."""
+        size = 0
+        try:
+            with self._file() as file:
+                first = file.read(_BLOCK)
+                file.seek(0)
+                pieces = self._unpacked(file) if first[:2] == b"\x1f\x8b" else iter(lambda: file.read(_BLOCK), b"")
+                for piece in pieces:
+                    size += len(piece)
+                    self.check_size(size, MAX_BYTES)
+                    yield piece
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InputError(f"cannot be read ({reason})", remedy="check the path", where=self.path) from error
+
+    def _file(self) -> AbstractContextManager[IO[bytes]]:
+        if self._spool is None:
+            return open(self.path, "rb")
+        self._spool.seek(0)
+        return nullcontext(self._spool)
+
+    def _unpacked(self, file: IO[bytes]) -> Iterator[bytes]:
+        some = False
+        try:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                # read1 hands over what it has; read would lose a block that the end of the file cuts.
+                while part := unpacked.read1(_BLOCK):
+                    some = True
+                    yield part
+        except (EOFError, OSError, zlib.error) as error:
+            if not some:
+                raise InputError("the gzip data is damaged", remedy="copy the file again", where=self.path) from error
+            note = "the gzip data ends early or is damaged; what precedes was used"
+            if note not in self.warnings:
+                self.warnings.append(note)
 
 
 def open_sources(paths: str | Path | Iterable[str | Path]) -> tuple[list[Source], list[str]]:
@@ -79,7 +272,7 @@ def open_sources(paths: str | Path | Iterable[str | Path]) -> tuple[list[Source]
     ------
     InputError
         For a path that does not exist or cannot be read, a glob without a match, and a named file
-        that is empty or binary.
+        that is empty.
     """
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
     if not listed:
@@ -97,12 +290,43 @@ def open_sources(paths: str | Path | Iterable[str | Path]) -> tuple[list[Source]
             continue
         seen.add(identity)
         try:
-            sources.append(_open(path, explicit=explicit))
+            sources.append(Source(path, explicit=explicit))
         except InputError as error:
             if explicit:
                 raise
             warnings.append(f"passed over {error.where}: {error.message}")
     return sources, warnings
+
+
+def matching_lines(
+    first: int, block: bytes, needles: Mapping[bytes, re.Pattern[bytes] | None]
+) -> Iterator[tuple[int, bytes]]:
+    """Lines of a block that hold one of `needles`, with their numbers.
+
+    Parameters
+    ----------
+    first : int
+        Number of the block's first line.
+    block : bytes
+        Whole lines, as `Source.blocks` hands them out.
+    needles : mapping
+        What to look for, and what must follow it. Searching the block for each is ten times faster
+        than looking at its lines.
+    """
+    starts: set[int] = set()
+    for needle, follows in needles.items():
+        at = block.find(needle)
+        while at >= 0:
+            stop = at + len(needle)
+            if follows is None or follows.match(block, stop):
+                starts.add(block.rfind(b"\n", 0, at) + 1)
+                stop = block.index(b"\n", at)
+            at = block.find(needle, stop)
+    number, last = first, 0
+    for start in sorted(starts):
+        number += block.count(b"\n", last, start)
+        last = start
+        yield number, block[start : block.index(b"\n", start)]
 
 
 def _expand(path: str) -> list[tuple[str, bool]]:
@@ -139,80 +363,34 @@ def _neighbours(path: Path) -> str:
     return close if close.startswith("did") else "check the path"
 
 
-def _open(path: str, *, explicit: bool) -> Source:
-    raw = _read(path)
-    warnings: list[str] = []
-    if raw[:2] == b"\x1f\x8b":
-        raw = _gunzip(raw, path, warnings)
-    if not raw.strip():
-        raise InputError("the file is empty", remedy="wait until the run has logged a step", where=path)
-    text = _decode(raw, path)
-    *lines, tail = text.split("\n")
+def _name(path: str) -> str:
     name = "stdin" if path == "-" else Path(path.removesuffix(".gz")).stem
     if name == "trainer_state":
         # Every TRL run writes a file of this name; its folder is what tells runs apart.
         name = Path(path).resolve().parent.name or name
-    return Source(
-        path=path,
-        name=name,
-        folder=str(Path(path).parent),
-        lines=[line.removesuffix("\r") for line in lines],
-        tail=tail,
-        explicit=explicit,
-        warnings=tuple(warnings),
-    )
+    return name
 
 
-def _read(path: str) -> bytes:
-    try:
-        if path == "-":
-            raw = sys.stdin.buffer.read(MAX_BYTES + 1)
-        else:
-            with open(path, "rb") as file:
-                raw = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"cannot be read ({reason})", remedy="check the path", where=path) from error
-    _check_size(len(raw), path)
-    return raw
-
-
-def _check_size(size: int, path: str) -> None:
-    if size > MAX_BYTES:
-        raise InputError(
-            f"the log is larger than {MAX_BYTES // 2**20} MiB",
-            remedy="keep only the lines with metrics and configuration, for instance with grep",
-            where=path,
-        )
-
-
-def _gunzip(raw: bytes, path: str, warnings: list[str]) -> bytes:
-    parts: list[bytes] = []
+def _spooled(source: Source) -> IO[bytes]:
+    """Standard input or a pipe, kept so that it can be read again."""
+    spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL)  # noqa: SIM115 (closed with the source)
+    weakref.finalize(source, spool.close)
     size = 0
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
-            # read1 hands over what it has; read would lose a block that the end of the file cuts.
-            while part := file.read1(2**16):
-                parts.append(part)
-                size += len(part)
-                _check_size(size, path)
-    except (EOFError, OSError, zlib.error) as error:
-        if not parts:
-            raise InputError("the gzip data is damaged", remedy="copy the file again", where=path) from error
-        warnings.append("the gzip data ends early or is damaged; what precedes was used")
-    return b"".join(parts)
+        with nullcontext(sys.stdin.buffer) if source.path == "-" else open(source.path, "rb") as file:
+            while piece := file.read(_BLOCK):
+                size += len(piece)
+                source.check_size(size, MAX_BYTES)
+                spool.write(piece)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"cannot be read ({reason})", remedy="check the path", where=source.path) from error
+    return spool
 
 
-def _decode(raw: bytes, path: str) -> str:
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return raw.decode("utf-16", errors="replace")
-    head = raw[:_HEAD]
+def _is_binary(head: bytes) -> bool:
+    if head[:2] in _UTF16:
+        return False
     controls = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in head)
     undecodable = head.decode("utf-8", errors="replace").count("\ufffd")
-    if controls + undecodable > 0.1 * len(head):
-        raise InputError(
-            "the file is binary, not a text log",
-            remedy="give the console log, a trainer_state.json or a CSV (gzip is fine)",
-            where=path,
-        )
-    return raw.decode("utf-8-sig", errors="replace").replace("\0", "")
+    return controls + undecodable > 0.1 * len(head)

@@ -9,6 +9,11 @@ Either one table with a row per rollout step:
     prompts, group_size, rollout_batch, train_batch, updates_per_rollout, epochs, learning_rate,
     lr_rule, seed, model, ...     optional, constant within a run
 
+or the same in long form, a row per value:
+
+    run, metric, rollout_step, value      metric names a column of the above, or is a name of verl or TRL
+
+where several values of one metric at one step are those of several optimizer steps;
 or up to three kinds of table in one folder, joined on `run`: runs (a row per run: the configuration),
 steps (a row per rollout step) and evaluations (a row per evaluation: responses or rollout_step, and
 scores). A table's kind follows from its columns, not from its name.
@@ -25,22 +30,27 @@ import csv
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from batchsim.errors import InputError, nearest
+from batchsim.logs.metrics import Logged, framework_of, run_of
 from batchsim.logs.recipe import COUNTS
-from batchsim.logs.record import COLUMNS, LARGEST_STEP, Evaluations, Run
+from batchsim.logs.record import COLUMNS, LARGEST_STEP, Evaluations, Run, whole_or_none
 from batchsim.logs.source import Source
 from batchsim.logs.timeline import Array
 
 Index = npt.NDArray[np.intp]
 
 ALIASES = {
+    "run_name": "run",
     "update": "rollout_step",
     "step": "rollout_step",
+    # Weights & Biases exports, where the user names the other columns.
+    "_step": "rollout_step",
+    "Step": "rollout_step",
     "responses_kept": "responses",
     "gen_seconds": "generation_seconds",
     "train_seconds": "training_seconds",
@@ -59,7 +69,10 @@ NUMERIC_FACTS = ("seed", "gpus", "target", "eval_samples", "chunks")
 TEXT_FACTS = ("lr_rule", "model", "optimizer", "target_metric", "status")
 PLACES = ("rollout_step", "responses", "evaluation_elapsed", "evaluation_wall", "evaluation_seconds")
 NUMERIC = frozenset((*COLUMNS, *CONFIGURATION, *NUMERIC_FACTS, *PLACES))
-KNOWN = NUMERIC | {"run", *TEXT_FACTS}
+LONG = ("metric", "value")
+KNOWN = NUMERIC | {"run", *TEXT_FACTS, *LONG}
+# One value of these per optimizer step: their number at a step is the number of updates.
+_PER_UPDATE = ("grad_norm", "actor/grad_norm", "train/grad_norm", "critic_grad_norm", "learning_rate")
 # Columns that only a row of training has; responses and configuration may stand in any table.
 _ANYWHERE = frozenset(("responses", "elapsed", "learning_rate"))
 _TRAINING = frozenset(COLUMNS) - _ANYWHERE
@@ -86,7 +99,7 @@ class _Table:
 
 
 def recognises(source: Source, columns: Mapping[str, str] | None = None) -> bool:
-    """Whether the first line is a header of one of the three kinds of table."""
+    """Whether the first line is a header of one of the kinds of table."""
     return _kind(_header(source, columns)) is not None
 
 
@@ -110,11 +123,14 @@ def read(sources: Sequence[Source], columns: Mapping[str, str] | None) -> tuple[
         For a cell that is not a number, a row of the wrong length, a configuration that changes
         within a run, and tables that cannot be joined.
     """
-    runs: list[Run] = []
     warnings: list[str] = []
+    tracked = {source.path: found for source in sources if (found := _tracked(source, columns, warnings))}
+    runs = [run for found in tracked.values() for run in found]
+    sources = [source for source in sources if source.path not in tracked]
     tables = [_load(source, columns, warnings) for source in sources]
     for name, title in (columns or {}).items():
         held = {found for source in sources for found in _titles(source)}
+        held |= {found for table in tables for found in table.titles.values()}
         if title not in held:
             raise InputError(f"no table has the column '{title}' named for {name}", remedy=nearest(title, held))
     for folder in dict.fromkeys(source.folder for source in sources):
@@ -144,6 +160,8 @@ def _header(source: Source, columns: Mapping[str, str] | None) -> list[str]:
 
 def _kind(names: Sequence[str]) -> str | None:
     held = set(names)
+    if held >= {*LONG, "rollout_step"}:
+        return "long"
     scored = any(_is_score(name) for name in names)
     # Scores by run and step, without any column of training, are a table of evaluations.
     if "rollout_step" in held and (held & _TRAINING or not scored or "run" not in held):
@@ -161,6 +179,8 @@ def _load(source: Source, columns: Mapping[str, str] | None, warnings: list[str]
     if twice:
         raise InputError(f"two columns mean {twice[0]}", remedy="remove or rename one", where=source.where(1))
     rows, lines = _rows(source, len(names))
+    if kind == "long":
+        return _pivoted(source, names, rows, lines, columns, warnings)
     cells = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in names]
     numbers, texts = {}, {}
     for name, column in zip(names, cells, strict=True):
@@ -169,11 +189,127 @@ def _load(source: Source, columns: Mapping[str, str] | None, warnings: list[str]
         elif name in KNOWN:
             texts[name] = [cell.strip() for cell in column]
     warnings += [f"{source.path}: {text}" for text in source.tail_warnings()]
-    unknown = [name for name in names if name not in KNOWN and not _is_score(name)]
+    unknown = [name for name in names if (name not in KNOWN or name in LONG) and not _is_score(name)]
     if unknown:
         warnings.append(f"{source.path}: columns not used: {', '.join(map(_with_nearest, unknown))}")
     titles = dict(zip(names, _titles(source), strict=True))
     return _Table(source=source, kind=kind, numbers=numbers, texts=texts, lines=lines, titles=titles)
+
+
+def _tracked(source: Source, columns: Mapping[str, str] | None, warnings: list[str]) -> list[Run]:
+    """Runs of a long table whose metrics have the names of verl or TRL; none for any other table."""
+    names = _header(source, columns)
+    if columns or _kind(names) != "long":
+        return []
+    rows, lines = _rows(source, len(names))
+    at = {name: names.index(name) for name in ("run", "rollout_step", *LONG) if name in names}
+    if framework_of(row[at["metric"]].strip() for row in rows) is None:
+        return []
+    values = _floats([row[at["value"]] for row in rows], "value", source, lines)
+    cells: dict[str, dict[float, _Cell]] = {}
+    for row, line, value in zip(rows, lines, values.tolist(), strict=True):
+        step = whole_or_none(row[at["rollout_step"]])
+        if step is None:
+            raise InputError("the step is not a whole number", remedy="number the steps", where=source.where(line))
+        run = cells.setdefault(row[at["run"]].strip() if "run" in at else source.name, {})
+        run.setdefault(step, _Cell(line, {})).values.setdefault(row[at["metric"]].strip(), []).append(value)
+    several = _several(source, cells, warnings)
+    runs = []
+    for run, steps in cells.items():
+        logged = Logged(warnings=source.tail_warnings())
+        for step, cell in steps.items():
+            logged.rows[int(step)] = {name: _one(name, listed) for name, listed in cell.values.items()}
+        if framework_of(logged.names) is None:
+            warnings.append(f"{source.path}: run {run} has no metric that batchsim knows and was left out")
+            continue
+        found = run_of(source, logged, framework="tables", name=run or source.name)
+        counted = {"updates_per_rollout": float(several[run])} if run in several else {}
+        runs.append(replace(found, stated=counted | dict(found.stated)))
+    return runs
+
+
+@dataclass
+class _Cell:
+    """Values of every metric at one step of one run, and the line of the first."""
+
+    line: int
+    values: dict[str, list[float]]
+
+
+def _pivoted(
+    source: Source,
+    names: list[str],
+    rows: list[list[str]],
+    lines: list[int],
+    columns: Mapping[str, str] | None,
+    warnings: list[str],
+) -> _Table:
+    """The table of steps behind a long table."""
+    at = {name: names.index(name) for name in ("run", "rollout_step", *LONG) if name in names}
+    steps = _floats([row[at["rollout_step"]] for row in rows], "rollout_step", source, lines)
+    values = _floats([row[at["value"]] for row in rows], "value", source, lines)
+    renamed = {title: name for name, title in (columns or {}).items()}
+    titles = {"rollout_step": "rollout_step"}
+    unknown: dict[str, None] = {}
+    cells: dict[str, dict[float, _Cell]] = {}
+    for row, line, step, value in zip(rows, lines, steps.tolist(), values.tolist(), strict=True):
+        title = row[at["metric"]].strip()
+        name = renamed.get(title) or ALIASES.get(title, title)
+        if not (name in NUMERIC or _is_score(name)):
+            unknown[title] = None
+            continue
+        if titles.setdefault(name, title) != title:
+            raise InputError(
+                f"'{title}' and '{titles[name]}' both mean {name}", remedy="rename one", where=source.where(line)
+            )
+        run = cells.setdefault(row[at["run"]].strip() if "run" in at else "", {})
+        run.setdefault(step, _Cell(line, {})).values.setdefault(name, []).append(value)
+    warnings += [f"{source.path}: {text}" for text in source.tail_warnings()]
+    if unknown:
+        warnings.append(f"{source.path}: metrics not used: {', '.join(map(_with_nearest, unknown))}")
+    order = [(run, step, cell) for run, found in cells.items() for step, cell in sorted(found.items())]
+    several = _several(source, cells, warnings)
+    numbers = {"rollout_step": np.array([step for _, step, _ in order], dtype=float)}
+    for name in titles.keys() - {"rollout_step"}:
+        numbers[name] = np.array([_one(name, cell.values.get(name, [])) for _, _, cell in order], dtype=float)
+    if several:
+        numbers.setdefault("updates_per_rollout", np.array([several.get(run, math.nan) for run, _, _ in order]))
+        titles.setdefault("updates_per_rollout", "values per step")
+    texts = {"run": [run for run, _, _ in order]} if "run" in at else {}
+    found_lines = [cell.line for _, _, cell in order]
+    return _Table(source=source, kind="steps", numbers=numbers, texts=texts, lines=found_lines, titles=titles)
+
+
+def _one(name: str, values: Sequence[float]) -> float:
+    """One value of a step: times of its optimizer steps add up, everything else is their mean."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return math.nan
+    if name.endswith("_seconds") and len(set(known)) > 1:
+        return math.fsum(known)
+    return known[0] if len(set(known)) == 1 else math.fsum(known) / len(known)
+
+
+def _several(source: Source, cells: Mapping[str, Mapping[float, _Cell]], warnings: list[str]) -> dict[str, int]:
+    """Optimizer steps per rollout step of the runs that have several at every step but the last."""
+    several = {}
+    for run, steps in cells.items():
+        most = max((len(values) for cell in steps.values() for values in cell.values.values()), default=0)
+        if most < 2:
+            continue
+        name = next((n for n in _PER_UPDATE if any(len(c.values.get(n, [])) > 1 for c in steps.values())), None)
+        counts = [len(cell.values[name]) for _, cell in sorted(steps.items()) if name in cell.values] if name else []
+        whole = len(counts) > 1 and len(set(counts[:-1])) == 1
+        if whole:
+            several[run] = counts[0]
+        reason = (
+            f"{counts[0]} values of {name} at every step: so many updates_per_rollout" if whole else "not equally many"
+        )
+        warnings.append(
+            f"{source.path}: {run or source.name} has several values per step ({reason}); where times "
+            "differ they are added up, everything else is averaged"
+        )
+    return several
 
 
 def _titles(source: Source) -> list[str]:

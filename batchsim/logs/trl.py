@@ -1,30 +1,42 @@
-"""TRL's `trainer_state.json`: the log history that the Hugging Face trainer saves with checkpoints.
+"""TRL's `trainer_state.json` and console: what the Hugging Face trainer logs, saved or printed.
 
 `log_history` is a list of dictionaries: rows of training every `logging_steps` optimizer steps, rows
-of evaluation with keys `eval_*`, and a last row of totals. Numbers may be strings (transformers >= 5).
+of evaluation with keys `eval_*`, and a last row of totals. The console prints the same dictionaries
+among progress bars, without their step. Numbers may be strings (transformers >= 5).
 
 Facts that matter:
 
 - The number of responses is nowhere. `train_batch_size` is per device, and neither the number of
-  devices nor the accumulation steps are stored: the batch must be supplied.
+  devices nor the accumulation steps are stored: arguments in the log or beside it (`trl_arguments`)
+  settle the batch, or options do.
 - A row counts optimizer steps, so a row's batch is the train batch; with several updates per rollout
-  `step_time` alternates and only its mean over whole rollouts means something.
+  `step_time` alternates between generating and cheap steps, and is averaged over whole rollouts.
 - Metrics are means over the logging interval, `grad_norm` is the interval's last (before clipping).
-- `step_time` includes generation and excludes evaluation. Older versions log no time at all.
+- `step_time` includes generation and excludes evaluation. Older versions log no time at all: the
+  console's progress bar then gives it (`clock`).
+- A printed row belongs to the step that the trainer's bar shows in front of it. Without a bar rows are
+  counted, `logging_steps` apart.
 - `reward` is the training reward. Most runs have no evaluation; `eval_reward` is a score.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from batchsim.errors import InputError
+from batchsim.logs.clock import from_clock
 from batchsim.logs.record import Evaluations, Run, Steps, number, whole_or_none
-from batchsim.logs.source import Source
+from batchsim.logs.source import Source, matching_lines
+from batchsim.logs.timeline import Array
+from batchsim.logs.trl_arguments import Settled, arguments_beside, arguments_in
 
 COLUMNS = {
     "step_time": ("step_seconds", "step_time [s], per optimizer step, evaluation excluded"),
@@ -33,6 +45,8 @@ COLUMNS = {
     "reward": ("train_reward", "reward, mean over the logging interval"),
     "completions/mean_length": ("response_length", "completions/mean_length [tokens]"),
     "completion_length": ("response_length", "completion_length [tokens]"),
+    "completions/max_length": ("response_length_max", "completions/max_length [tokens], mean over the interval"),
+    "completions/clipped_ratio": ("truncated_share", "completions/clipped_ratio"),
 }
 # Not scores: the trainer's bookkeeping, and training diagnostics repeated during evaluation.
 _NOT_SCORES = (
@@ -51,61 +65,144 @@ _NOT_SCORES = (
     "sampling/",
     "frac_reward_zero_std",
 )
+# What tells reinforcement learning from the Hugging Face trainer's other uses.
+_REWARDED = ("reward", "completion")
+_BOOKKEEPING = ("epoch", "step", "total_flos", "train_")
+_ROW = re.compile(r"\{'[^{}]{2,50000}\}")
+_PAIR = re.compile(r"'([^']{1,200})': (?:'([^']*)'|([^,'{}\[\]]+))(?=[,}])")
+_BAR = re.compile(r"\s*\d{1,3}%\|[^|]*\|\s*(\d{1,9})/(\d{1,9}) \[(?:(\d{1,6}):)?(\d\d):(\d\d)<")
+
+
+@dataclass
+class History:
+    """Rows by step, whichever way they were logged, and the clock behind them."""
+
+    train: Steps = field(default_factory=Steps)
+    evaluated: Steps = field(default_factory=Steps)
+    clock: list[tuple[int, float]] = field(default_factory=list)
+    clock_source: str = ""
+    metrics: dict[str, None] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def add(self, step: int, row: Mapping[str, object], *, where: str) -> None:
+        """Add one dictionary of the trainer."""
+        self.metrics.update(dict.fromkeys(row))
+        scores = {key: number(value) for key, value in row.items() if key.startswith("eval_")}
+        values = {name: number(row[key]) for key, (name, _) in COLUMNS.items() if key in row}
+        if scores:
+            self.evaluated.add(step, scores, where=where)
+        if values:
+            self.train.add(step, values, where=where)
 
 
 def recognises(source: Source) -> bool:
-    """Whether the text is a JSON object with a log history."""
-    text = source.text
-    return text.lstrip().startswith("{") and '"log_history"' in text
+    """Whether the text is a JSON object with a log history, or a console with rows of rewards."""
+    return _is_state(source) or any(
+        _rows_with_rewards(line.decode(errors="replace"))
+        for first, block in source.blocks()
+        for _, line in matching_lines(first, block, (b"'epoch': ",))
+    )
+
+
+def _is_state(source: Source) -> bool:
+    return source.head.lstrip().startswith("{") and '"log_history"' in source.head
 
 
 def read(source: Source) -> list[Run]:
-    """The run of one trainer_state.json."""
-    state = _state(source)
-    train, evaluated = Steps(), Steps()
+    """The run of one trainer_state.json or one console log."""
+    history, arguments = History(), dict[str, str]()
+    if _is_state(source):
+        state = _state(source)
+        _add_state(state, history, source)
+        if whole_or_none(state.get("train_batch_size")):
+            arguments["per_device_train_batch_size"] = str(state["train_batch_size"])
+        arguments |= _beside(source, history)
+        hint = ", and a trainer_state.json states only the batch per device"
+        return [run_of(history, arguments, source, stride=whole_or_none(state.get("logging_steps")), hint=hint)]
+    arguments = _add_console(source, history)
+    arguments = _beside(source, history) | arguments
+    stride = whole_or_none(arguments.get("logging_steps"))
+    return [run_of(history, arguments, source, stride=stride, hint=", and the log states no arguments of TRL")]
+
+
+def run_of(
+    history: History,
+    arguments: Mapping[str, str],
+    source: Source,
+    *,
+    name: str | None = None,
+    stride: int | None = None,
+    hint: str = "",
+) -> Run:
+    """The run of a history.
+
+    Parameters
+    ----------
+    history : History
+        Rows of training and evaluation.
+    arguments : mapping
+        TRL's arguments by name, as far as they are known.
+    source : Source
+        File, for messages.
+    name : str or None
+        The run's name, where it is not the file's.
+    stride : int or None
+        Optimizer steps per row [1], where it is known.
+    hint : str
+        What the source lacks about the batch, where no argument says anything.
+    """
+    train, evaluated = history.train, history.evaluated
+    settled = Settled(arguments, frozenset(history.metrics))
+    warnings = [*source.warnings, *history.warnings, *train.warnings, *evaluated.warnings, *settled.notes]
+    columns = {name: train.column(name) for name, _ in COLUMNS.values()}
+    provenance = _provenance(history) | settled.names
+    if not np.isfinite(columns["step_seconds"]).any() and history.clock:
+        _time_by_clock(history, columns, provenance, warnings)
+    _over_rollouts(settled, train.step, columns, provenance, warnings)
+    unused = [name for name in history.metrics if not _is_used(name)]
+    if unused:
+        warnings.append(f"metrics not used: {', '.join(unused)}")
+    # Newer versions may state a fraction of the run instead of a number of steps.
+    spacing = float(np.median(np.diff(train.step, prepend=0.0))) if train.rows else 1.0
+    per_device = set(arguments) <= {"per_device_train_batch_size"}
+    return Run(
+        name=name or source.name,
+        framework="trl",
+        path=source.path,
+        step=train.step,
+        columns=columns,
+        evaluations=_evaluations(evaluated),
+        stated=settled.stated,
+        facts=settled.facts,
+        provenance=provenance,
+        warnings=warnings,
+        stride=stride or max(1, int(spacing)),
+        row_is_update=True,
+        batch_hint=hint if per_device else settled.hint or hint,
+        norm_reduction="the last update of each row",
+    )
+
+
+# -- trainer_state.json -------------------------------------------------------------------------------
+
+
+def _add_state(state: Mapping[str, Any], history: History, source: Source) -> None:
     unplaced = 0
     for index, row in enumerate(state["log_history"], start=1):
         step = whole_or_none(row.get("step")) if isinstance(row, dict) else None
         if step is None:
             unplaced += 1
             continue
-        where = f"row {index} of log_history"
-        scores = {key: number(value) for key, value in row.items() if str(key).startswith("eval_")}
-        values = {name: number(row[key]) for key, (name, _) in COLUMNS.items() if key in row}
-        if scores:
-            evaluated.add(step, scores, where=where)
-        if values:
-            train.add(step, values, where=where)
-    warnings = [*source.warnings, *train.warnings, *evaluated.warnings]
+        history.add(step, row, where=f"row {index} of log_history")
     if unplaced:
-        warnings.append(f"{unplaced} rows of log_history have no step and were not used")
-    # Newer versions may state a fraction of the run instead of a number of steps.
-    spacing = float(np.median(np.diff(train.step, prepend=0.0))) if train.rows else 1.0
-    stride = whole_or_none(state.get("logging_steps")) or max(1, int(spacing))
-    return [
-        Run(
-            name=source.name,
-            framework="trl",
-            path=source.path,
-            step=train.step,
-            columns={name: train.column(name) for name, _ in COLUMNS.values()},
-            evaluations=_evaluations(evaluated),
-            stated={},
-            facts={},
-            provenance=_provenance(train, evaluated),
-            warnings=warnings,
-            stride=stride,
-            row_is_update=True,
-            batch_hint=", and a trainer_state.json states only the batch per device",
-        )
-    ]
+        history.warnings.append(f"{unplaced} rows of log_history have no step and were not used")
 
 
 def _state(source: Source) -> Mapping[str, Any]:
     try:
         state = json.loads(source.text)
     except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", len(source.lines) + 1)
+        line = getattr(error, "lineno", 1)
         raise InputError(
             f"the JSON is damaged or ends early ({getattr(error, 'msg', error)})",
             remedy="copy the file again, or give an earlier checkpoint's trainer_state.json",
@@ -114,6 +211,149 @@ def _state(source: Source) -> Mapping[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
         raise InputError("log_history is not a list", remedy="give a trainer_state.json", where=source.path)
     return state
+
+
+def _beside(source: Source, history: History) -> dict[str, str]:
+    return {} if source.path == "-" else arguments_beside(source.folder, history.warnings)
+
+
+# -- the console --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Printed:
+    """A row on the console, and the bars' positions when it was printed: total -> step."""
+
+    line: int
+    values: dict[str, object]
+    bar: int | None
+    place: int
+
+
+def _row(text: str) -> dict[str, object]:
+    """Values of one printed dictionary of the trainer; each has its epoch."""
+    values: dict[str, object] = {key: quoted or plain for key, quoted, plain in _PAIR.findall(text)}
+    return values if "epoch" in values else {}
+
+
+def _rows(line: str) -> Iterable[dict[str, object]]:
+    if "'epoch': " not in line:
+        return []
+    return [row for match in _ROW.finditer(line) if (row := _row(match[0]))]
+
+
+def _rows_with_rewards(line: str) -> bool:
+    return any(name.removeprefix("eval_").startswith(_REWARDED) for row in _rows(line) for name in row)
+
+
+def _add_console(source: Source, history: History) -> dict[str, str]:
+    """Fill `history` from a console log; the arguments that it states."""
+    arguments: dict[str, str] = {}
+    printed: list[_Printed] = []
+    bars: dict[int, list[tuple[int, float]]] = {}
+    latest: int | None = None
+    for count, line in enumerate(source.lines, start=1):
+        for piece in line.split("\r"):
+            if match := _BAR.match(piece):
+                latest = int(match[2])
+                step, clock = int(match[1]), _seconds(match)
+                seen = bars.setdefault(latest, [])
+                if not seen or seen[-1][0] != step:
+                    seen.append((step, clock))
+                continue
+            rows = _rows(piece)
+            for values in rows:
+                printed.append(_Printed(count, values, latest, len(bars[latest]) - 1 if latest else 0))
+            if not rows:
+                arguments |= arguments_in(piece)
+    history.warnings += source.tail_warnings()[len(source.warnings) :]
+    total = _training_bar(printed, bars)
+    if total is None:
+        _place_by_count(printed, arguments, history)
+    else:
+        _place_by_bar(printed, bars[total], total, history)
+        history.clock, history.clock_source = bars[total], "the progress bar (elapsed, to 1 s)"
+    return arguments
+
+
+def _seconds(match: re.Match[str]) -> float:
+    return 3600.0 * int(match[3] or 0) + 60.0 * int(match[4]) + int(match[5])
+
+
+def _is_training(values: Mapping[str, object]) -> bool:
+    return any(name in COLUMNS for name in values)
+
+
+def _training_bar(printed: Sequence[_Printed], bars: Mapping[int, list[tuple[int, float]]]) -> int | None:
+    """Total of the bar that most rows of training follow; data sets and evaluations have bars too."""
+    votes = Counter(row.bar for row in printed if row.bar and _is_training(row.values) and bars[row.bar][row.place][0])
+    return votes.most_common(1)[0][0] if votes else None
+
+
+def _place_by_bar(printed: Sequence[_Printed], bar: Sequence[tuple[int, float]], total: int, history: History) -> None:
+    step = 0
+    for row in printed:
+        # An evaluation has a bar of its own; its row belongs to the step that the trainer's bar last showed.
+        if row.bar == total:
+            step = bar[row.place][0]
+        history.add(step, row.values, where=f"line {row.line}")
+
+
+def _place_by_count(printed: Sequence[_Printed], arguments: Mapping[str, str], history: History) -> None:
+    stride, step = whole_or_none(arguments.get("logging_steps")) or 1, 0
+    for row in printed:
+        step += stride if _is_training(row.values) else 0
+        history.add(step, row.values, where=f"line {row.line}")
+    if not step:
+        return
+    reason = f"logging_steps is {stride}" if "logging_steps" in arguments else "logging_steps is not stated either"
+    history.warnings.append(
+        f"no progress bar says at which step a row was printed; {reason}: each row counts as {stride} optimizer "
+        "steps (trainer_state.json has the true ones)"
+    )
+
+
+# -- both ---------------------------------------------------------------------------------------------
+
+
+def _time_by_clock(
+    history: History, columns: dict[str, Array], provenance: dict[str, str], warnings: list[str]
+) -> None:
+    durations = history.evaluated.column("eval_runtime")
+    paused = dict(zip(history.evaluated.rows, durations.tolist(), strict=True))
+    clocked = from_clock(history.train.step, history.clock, paused=paused, source=history.clock_source)
+    columns["step_seconds"], columns["checkpoint_seconds"] = clocked.step_seconds, clocked.checkpoint_seconds
+    provenance["step_seconds"] = f"{history.clock_source} [s], per optimizer step, mean over the row's steps"
+    provenance["checkpoint_seconds"] = f"{history.clock_source} [s], what exceeds the usual step"
+    warnings += clocked.notes
+
+
+def _over_rollouts(
+    settled: Settled, step: Array, columns: dict[str, Array], provenance: dict[str, str], warnings: list[str]
+) -> None:
+    """Average step_seconds over whole rollouts, where several rows of updates make one."""
+    stated = settled.stated
+    if not {"train_batch", "rollout_batch"} <= stated.keys() or not len(step):
+        return
+    updates = stated["rollout_batch"] * stated.get("epochs", 1) / stated["train_batch"]
+    seconds = columns["step_seconds"]
+    row = np.median(np.diff(step, prepend=0.0))
+    if not updates > row or updates != int(updates) or not np.isfinite(seconds).any():
+        return
+    rollout = np.ceil(step / updates)
+    averaged = np.full(len(step), math.nan)
+    for count in np.unique(rollout):
+        rows = rollout == count
+        # A rollout that the log does not end in would count its expensive part only.
+        if step[rows][-1] == count * updates:
+            averaged[rows] = seconds[rows].mean()
+    columns["step_seconds"] = averaged
+    provenance["step_seconds"] += f", mean over the {updates:g} updates of a rollout"
+    warnings.append(f"step_time is averaged over the {updates:g} updates of each rollout: only one of them generates")
+
+
+def _is_used(name: str) -> bool:
+    return name in COLUMNS or name.startswith(("eval_", *_BOOKKEEPING))
 
 
 def _is_score(key: str) -> bool:
@@ -132,9 +372,8 @@ def _evaluations(evaluated: Steps) -> Evaluations:
     )
 
 
-def _provenance(train: Steps, evaluated: Steps) -> dict[str, str]:
-    held = {name for row in train.rows.values() for name in row}
-    sources = {name: text for name, text in COLUMNS.values() if name in held}
-    if evaluated.rows:
+def _provenance(history: History) -> dict[str, str]:
+    sources = {name: text for key, (name, text) in COLUMNS.items() if key in history.metrics}
+    if history.evaluated.rows:
         sources |= {"score": "eval_* rows", "evaluation_seconds": "eval_runtime [s]"}
     return sources

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import math
+
+import naive
+import numpy as np
+import pytest
+import sympy as sp
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from batchsim.learning.sample_cost import sample_cost_ratio
+from batchsim.time_to_target import effective_range, optimal_train_batch, p_near_best, star, worst_penalty
+
+positive = st.floats(0.01, 1e4)
+times = st.one_of(st.floats(0.2, 5.0), st.just(math.inf))
+tables = st.integers(1, 6).flatmap(lambda n: st.lists(st.lists(times, min_size=n, max_size=n), min_size=1, max_size=12))
+
+
+def tuned_time(batch: float, noise_scale: float, tau0: float, tau1: float) -> float:
+    """T up to a factor: tuned sample cost from the package times the affine step time per response."""
+    cost = sample_cost_ratio(batch, reference_batch=1.0, noise_scale=noise_scale, lr_fraction=1.0, lr_rule="tuned")
+    return float(cost) * (tau0 / batch + tau1)
+
+
+class TestOptimum:
+    def test_is_derived_from_hyperbola_and_affine_time(self) -> None:
+        b, noise, tau0, tau1, k = sp.symbols("B B_noise tau_0 tau_1 k", positive=True)
+        total = (1 + b / noise) * (tau0 / b + tau1)
+        optimum = sp.solve(sp.diff(total, b), b)
+        assert [sp.simplify(o - sp.sqrt(noise * tau0 / tau1)) for o in optimum] == [0]
+        at_best = total.subs(b, optimum[0])
+        # T_min = S_min (sqrt(tau0) + sqrt(tau1 B_noise))^2 with E_min = S_min B_noise.
+        assert sp.simplify(sp.expand(at_best * noise - (sp.sqrt(tau0) + sp.sqrt(tau1 * noise)) ** 2)) == 0
+        function = sp.lambdify((noise, tau0, tau1), optimum[0], "math")
+        for values in ((3750.0, 247.0, 0.71), (200.0, 10.0, 3.0)):
+            computed = optimal_train_batch(
+                noise_scale=values[0], update_time_intercept=values[1], update_time_slope=values[2]
+            )
+            assert float(computed) == pytest.approx(function(*values), rel=1e-12)
+
+        # The penalty of k B_opt, with a = tau0/tau1 = r^2 B_noise: largest at r = 1, where it is (2 + k + 1/k)/4.
+        r = sp.symbols("r", positive=True)
+        penalty = sp.simplify((total.subs(b, k * optimum[0]) / at_best).subs(tau0, tau1 * noise * r**2))
+        bound = (2 + k + 1 / k) / 4
+        assert sp.simplify(penalty.subs(r, 1) - bound) == 0
+        excess = sp.factor(sp.simplify(bound - penalty))
+        assert sp.simplify(excess - (k - 1) ** 2 * (r - 1) ** 2 / (4 * k * (r + 1) ** 2)) == 0
+        assert float(worst_penalty(3.0)) == pytest.approx(float(bound.subs(k, 3)))
+
+    @given(noise_scale=positive, tau0=positive, tau1=positive, off=st.floats(1.02, 50))
+    def test_time_falls_to_it_and_rises_from_it(self, noise_scale: float, tau0: float, tau1: float, off: float) -> None:
+        # P7.
+        best = float(optimal_train_batch(noise_scale=noise_scale, update_time_intercept=tau0, update_time_slope=tau1))
+        law = (noise_scale, tau0, tau1)
+        for step in (off, 1 / off):
+            path = [tuned_time(best * step**i, *law) for i in range(3)]
+            assert path[0] < path[1] < path[2]
+
+    @given(noise_scale=positive, tau0=positive, tau1=positive, k=st.floats(0.05, 20))
+    def test_penalty_is_bounded(self, noise_scale: float, tau0: float, tau1: float, k: float) -> None:
+        # P8, with equality where noise scale and amortisation batch coincide.
+        best = float(optimal_train_batch(noise_scale=noise_scale, update_time_intercept=tau0, update_time_slope=tau1))
+        law = (noise_scale, tau0, tau1)
+        assert tuned_time(k * best, *law) / tuned_time(best, *law) <= float(worst_penalty(k)) * (1 + 1e-9)
+        even = (tau0 / tau1, tau0, tau1)
+        assert tuned_time(k * even[0], *even) / tuned_time(even[0], *even) == pytest.approx(
+            float(worst_penalty(k)), rel=1e-9
+        )
+
+    def test_published_numbers(self) -> None:
+        assert worst_penalty([2.0, 0.5, 4.0]).tolist() == [1.125, 1.125, 1.5625]
+        # MLPerf GRPO in the notes, section 5.4: a = 348, B_noise = 3750.
+        a, noise_scale = 348.0, 3750.0
+        tuned = optimal_train_batch(noise_scale=noise_scale, update_time_intercept=a, update_time_slope=1.0)
+        assert round(float(tuned)) == 1142
+        # Under the sqrt rule far below the optimal rate the optimum is (a + sqrt(a^2 + 8 a B_noise))/2 = 1799.
+        batches = np.arange(200.0, 8000.0)
+        total = sample_cost_ratio(batches, reference_batch=256, noise_scale=noise_scale) * (a / batches + 1)
+        assert batches[np.argmin(total)] == 1799
+
+
+class TestRange:
+    @given(tables)
+    def test_probability_against_loops(self, table: list[list[float]]) -> None:
+        assert p_near_best(table).tolist() == pytest.approx(naive.p_near_best(table), abs=1e-12)
+
+    @given(tables)
+    def test_range_against_loops(self, table: list[list[float]]) -> None:
+        assert effective_range(table) == naive.effective_range(p_near_best(table).tolist())
+
+    @given(tables, st.floats(0.01, 100))
+    def test_the_reference_does_not_matter(self, table: list[list[float]], unit: float) -> None:
+        scaled = (np.array(table) * 2.0 ** round(math.log2(unit))).tolist()
+        assert effective_range(scaled) == effective_range(table)
+        assert star(scaled) == star(table)
+
+    def test_what_all_batches_share_favours_none(self) -> None:
+        # One factor per draw, however large, leaves certainty about the best batch.
+        draws = np.exp(np.linspace(-2, 2, 50))[:, None] * np.array([1.2, 1.0, 1.03, 1.5])
+        assert p_near_best(draws).tolist() == [0, 1, 1, 0]
+        assert effective_range(draws) == (1, 2)
+        assert star(draws) == 1
+
+    def test_no_batch_reaches_one_half(self) -> None:
+        table = np.where(np.eye(3) > 0, 1.0, 2.0)
+        assert effective_range(table) is None
+        assert star(table) is None
+
+    def test_training_that_always_diverges_is_never_near_the_best(self) -> None:
+        assert p_near_best([[math.inf, math.inf]]).tolist() == [0, 0]
+        assert effective_range([[math.inf, math.inf]]) is None
+
+    def test_range_stops_at_a_gap(self) -> None:
+        table = np.array([[1.0, 1.2, 1.0, 1.01, 1.2], [1.2, 1.2, 1.0, 1.01, 1.2]])
+        assert effective_range(table) == (2, 3)
+
+
+class TestStar:
+    def test_is_the_smallest_batch_on_the_plateau(self) -> None:
+        assert star([[1.0, 0.70, 0.68, 0.67, 0.9]]) == 1
+
+    @given(tables)
+    def test_is_on_the_plateau_and_nothing_smaller_is(self, table: list[list[float]]) -> None:
+        chosen = star(table)
+        if chosen is None:
+            return
+        columns = [sorted(draw[i] for draw in table) for i in range(len(table[0]))]
+        middle = len(table) // 2
+        medians = [c[middle] if len(c) % 2 else (c[middle - 1] + c[middle]) / 2 for c in columns]
+        assert medians[chosen] <= 1.05 * min(medians)
+        assert all(m > 1.05 * min(medians) for m in medians[:chosen])
+
+    @example([[math.inf, 1.0], [math.inf, math.inf]])
+    @given(tables)
+    def test_never_diverges_in_every_draw(self, table: list[list[float]]) -> None:
+        chosen = star(table)
+        if chosen is not None:
+            assert any(math.isfinite(draw[chosen]) for draw in table)
