@@ -236,8 +236,8 @@ def _recipe_of(arm: xr.Dataset, *, lr_rule: str) -> Recipe:
     return Recipe(
         prompts=rollout // size,
         group_size=size,
-        updates_per_rollout=max(1, rollout // train),
-        epochs=max(1, train // rollout),
+        updates_per_rollout=rollout // math.gcd(rollout, train),
+        epochs=train // math.gcd(rollout, train),
         learning_rate=rate if np.isfinite(rate) else None,
         lr_rule=lr_rule,  # type: ignore[arg-type]
     )
@@ -359,7 +359,7 @@ def _unidentified_learning(sources: dict[str, str], recipe: Recipe) -> list[str]
     if sources["lr_fraction"] == "prior":
         said.append(
             "how far the learning rate is below its optimum is a prior; a run at twice the rate and the same batch "
-            "would tell"
+            "would narrow it"
         )
     return said
 
@@ -478,11 +478,20 @@ def _interval_likelihood(seen: Any, recipe: Recipe, given: Learning, prior: dict
     batch = seen.prompts * recipe.group_size * recipe.epochs / recipe.updates_per_rollout
     x = batch / recipe.train_batch
     log_updates = _log_cost(batch, x ** EXPONENTS[seen.lr_rule], recipe, given, prior) - math.log(x)
-    low, high = np.log(seen.updates_ratio)
-    upper, lower = (log_ndtr((limit - log_updates) / seen.relative_error) for limit in (high, low))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        gap = np.log(-np.expm1(np.minimum(lower - upper, -1e-15)))
-    return np.where(np.isfinite(log_updates), upper + gap, -np.inf)
+    z_low, z_high = ((limit - log_updates) / seen.relative_error for limit in np.log(seen.updates_ratio))
+    with np.errstate(invalid="ignore"):
+        inside = -(z_low**2) / 2 if seen.updates_ratio[0] == seen.updates_ratio[1] else _log_normal_mass(z_low, z_high)
+    return np.where(np.isfinite(log_updates), inside, -np.inf)
+
+
+def _log_normal_mass(z_low: Floats, z_high: Floats) -> Floats:
+    """log(Phi(z_high) - Phi(z_low)), accurate in both tails."""
+    # In the upper tail Phi rounds to 1; its mirror image does not.
+    upper = z_low > 0
+    low, high = np.where(upper, -z_high, z_low), np.where(upper, -z_low, z_high)
+    top = log_ndtr(high)
+    with np.errstate(divide="ignore"):
+        return np.asarray(top + np.log(-np.expm1(log_ndtr(low) - top)))
 
 
 def _observed(plan: Plan, recipe: Recipe) -> set[float]:

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-class InputError(ValueError):
+class InputError(Exception):
     """An input that cannot be used: a file, a plan key, an option or an argument.
+
+    Not a ValueError, which pydantic would wrap into an error of its own.
 
     Parameters
     ----------

@@ -183,9 +183,10 @@ def measure_noise_scale(nodes: dict[str, xr.Dataset], *, level: float = LEVEL) -
         batches, over the responses that all runs share. Empty without any norm.
     """
     estimates = []
-    chunked = [_chunk_estimate(ds, level) for ds in nodes.values() if "sq_norm_chunk" in ds and "chunks" in ds.attrs]
+    chunked = [ds for ds in nodes.values() if "sq_norm_chunk" in ds and "chunks" in ds.attrs]
     if chunked:
-        estimates.append(combine(chunked))
+        responses = [float(ds["responses"].values[-1]) for ds in chunked]
+        estimates.append(combine([_chunk_estimate(ds, level) for ds in chunked], responses))
     normed = {name: ds for name, ds in nodes.items() if "grad_norm" in ds}
     if normed:
         batches = [ds.attrs["train_batch"] for ds in normed.values()]

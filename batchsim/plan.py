@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from batchsim.errors import InputError, nearest
@@ -30,10 +30,9 @@ from batchsim.specs.engine import Engine, ObservedThroughput
 from batchsim.specs.gpu import GPU
 from batchsim.specs.lengths import Lengths
 from batchsim.specs.model import Model
-from batchsim.specs.quantity import Count, Ratio, Responses, Seconds, Shape
+from batchsim.specs.quantity import Count, Fraction, PositiveSeconds, Ratio, Responses, Score, Shape
 from batchsim.specs.recipe import Recipe
 
-Fraction = Annotated[float, Ge(0), Le(1.99), Field(allow_inf_nan=False)]
 _CONFIG = ConfigDict(extra="forbid")
 
 UNUSED = {("gpu", "memory_bandwidth"), ("gpu", "peak_flops")}
@@ -56,9 +55,9 @@ class Target:
     """
 
     metric: str = ""
-    score: float | None = None
+    score: Score | None = None
     responses_to_target: Responses | None = None
-    time_to_target: Seconds | None = None
+    time_to_target: PositiveSeconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
@@ -231,22 +230,31 @@ def plan_from_dict(content: Mapping[str, Any], *, source: str = "") -> Plan:
         try:
             built[name] = TypeAdapter(kind).validate_python(dict(value))
         except ValidationError as error:
-            raise _input_error(error, where) from error
+            raise _input_error(error, value, where) from error
         except InputError as error:
             raise InputError(error.message, remedy=error.remedy, where=where) from error
     return Plan(**built, source=source)
 
 
-def _input_error(error: ValidationError, where: str) -> InputError:
+def _input_error(error: ValidationError, section: Mapping[str, Any], where: str) -> InputError:
     first = error.errors()[0]
-    inner = first.get("ctx", {}).get("error")
-    if isinstance(inner, InputError):
-        return InputError(inner.message, remedy=inner.remedy, where=where)
     key = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-")))
     message = first["msg"].removeprefix("Value error, ")
-    shown = repr(first["input"])
+    shown = repr(_written(section, first))
     value = f" = {shown if len(shown) < 80 else shown[:77] + '...'}" if first["type"] != "missing" else ""
     return InputError(f"{key}{value}: {message[0].lower() + message[1:]}", where=where)
+
+
+def _written(section: Mapping[str, Any], error: Any) -> Any:
+    """The value as the plan has it, before units were converted."""
+    value: Any = section
+    for part in error["loc"]:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            # Steps that pydantic adds for the members of a union.
+            continue
+    return error["input"] if value is section else value
 
 
 def _fields(kind: type) -> list[str]:

@@ -190,7 +190,10 @@ def _candidates(recipe: Any, batches: Sequence[float]) -> Floats:
     for b in chosen:
         prompts = b / per_prompt
         if not 0 < b <= LARGEST:
-            raise InputError(f"candidate batch {b:g} is outside 0 to {LARGEST:g} responses")
+            raise InputError(
+                f"candidate batch {b:g} is not a positive number of responses up to {LARGEST:g}",
+                remedy=f"the smallest is {per_prompt:g}",
+            )
         if abs(prompts - round(prompts)) > 1e-9:
             raise InputError(
                 f"candidate batch {b:g} is not a whole number of prompts at {per_prompt:g} responses per prompt",

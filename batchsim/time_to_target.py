@@ -94,7 +94,8 @@ def star(time_ratio: ArrayLike) -> int | None:
     if effective_range(time_ratio) is None:
         return None
     median = np.median(np.asarray(time_ratio, dtype=np.float64), axis=0)
-    return int(np.flatnonzero(median <= NEAR_BEST * median.min())[0])
+    near = np.isfinite(median) & (median <= NEAR_BEST * median.min())
+    return int(np.flatnonzero(near)[0]) if near.any() else None
 
 
 def optimal_train_batch(

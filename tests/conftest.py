@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The first call of a property may compile or import; a slow machine is no failure.
+settings.register_profile("batchsim", deadline=None)
+settings.load_profile("batchsim")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

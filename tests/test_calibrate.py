@@ -209,7 +209,7 @@ class TestPrior:
         assert self.prior.sources["noise_scale"] == self.prior.sources["lr_fraction"] == "prior"
         said = " ".join(self.prior.warnings)
         assert "norms of two chunks of each batch over some tens of updates at 512 responses would tell" in said
-        assert "a run at twice the rate and the same batch would tell" in said
+        assert "a run at twice the rate and the same batch would narrow it" in said
         assert "r_q rests on a prior share" in said
         assert "prior" in self.prior.summary()
 

@@ -60,7 +60,7 @@ def test_real_console(shared: Path) -> None:
     assert ds.grad_norm.values[[0, -1]].tolist() == [0.003667790675535798, 0.005146803334355354]
     assert ds.responses.values[-1] == 50 * 48
     assert ds.attrs["learning_rate"] == 1e-6
-    assert any("metrics not used: loss, rewards/r1_correctness" in text for text in ds.attrs["warnings"])
+    assert ds.attrs["unused"]["rewards/r1_correctness"] == 10
 
 
 def test_console_and_trainer_state_of_one_run_agree(shared: Path) -> None:
@@ -148,6 +148,26 @@ def test_long_columns(tmp_path: Path) -> None:
     derived = {"rollout_step", "steady", "metric", "evaluation"}
     held = {str(name) for name in set(ds.variables) - derived if ds[name].size and np.isfinite(ds[name]).any()}
     assert held <= ds.attrs["provenance"].keys()
+
+
+def test_console_and_state_in_one_folder_are_one_run(shared: Path, tmp_path: Path) -> None:
+    names = ("trl_r1distill1.5b_a3_console.log", "trl_r1distill1.5b_a3_trainer_state.json")
+    for name in (*names, "trl_r1distill1.5b_a2_trainer_state.json"):
+        (tmp_path / name).write_bytes((shared / "logs_real" / name).read_bytes())
+    runs = read_logs(tmp_path, **GIVEN).children
+    assert list(runs) == ["trl_r1distill1.5b_a2_trainer_state", "trl_r1distill1.5b_a3_trainer_state"]
+    ds = runs["trl_r1distill1.5b_a3_trainer_state"].to_dataset()
+    assert ds.elapsed.values[-1] == pytest.approx(4 * 3600 + 3 * 60 + 29, abs=1e-6)
+    assert any("shows the same run" in text for text in ds.attrs["warnings"])
+
+
+def test_a_named_configuration(tmp_path: Path) -> None:
+    path = write(tmp_path, "--num_generations 16\n" + bar(1, 10) + row(0.5))
+    config = write(tmp_path, json.dumps({"training": ARGUMENTS}), "mine.json")
+    assert only(read_logs(path, config=config)).attrs["train_batch"] == 64
+    write(tmp_path, json.dumps(ARGUMENTS | {"num_generations": 8}), "mine.json")
+    with pytest.raises(InputError, match=r"num_generations is 16 in the log but 8 in .*mine\.json"):
+        read_logs(path, config=config)
 
 
 # -- arguments ----------------------------------------------------------------------------------------

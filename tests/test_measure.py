@@ -217,7 +217,7 @@ def test_mlperf_norms_disagree_between_windows(mlperf: xr.DataTree) -> None:
     assert "responses" in window["window"]
     assert -0.44 <= window["exponent"] <= -0.41
     assert window["identified"]
-    assert 700 < window["low"] < window["noise_scale"] < window["high"] < 10_000
+    assert 700 < window["low"] < window["noise_scale"] < window["high"] < 20_000
     assert "the noise-scale estimates disagree" in said(mlperf)
     assert "at least 1.84e+03 responses" in said(mlperf)
 
@@ -546,7 +546,7 @@ def test_several_scores_must_be_chosen_from(tmp_path: Path) -> None:
 def test_target_reached_before_training(tmp_path: Path) -> None:
     runs = [replace(r, start=0.6) for r in sweep()]
     measured = measure(invented(tmp_path, *runs), target=0.5)
-    assert "the target 0.5 is reached before training" in said(measured)
+    assert "pass the target before training" in said(measured)
     arms = arms_of(measured)
     assert (arms["responses_to_target"].sel(bound="high").values == 0).all()
     assert set(arms["verdict"].values.tolist()) == {""}

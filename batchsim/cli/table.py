@@ -154,7 +154,7 @@ def print_measurement(measured: xr.DataTree) -> None:
     goal = f"{answer['metric']} >= {answer['target']:g}" if scored else "no target"
     rows = [_arm_cells(row) for row in answer["batches"]]
     title = f"measured: {goal}; ratios to B = {answer['reference_batch']}, central {_percent(answer['level'])}"
-    _print_rows(console, title, rows, optional=("runs", "P x G", "T", "rate"))
+    _print_rows(console, title, rows, optional=("runs", "P x G", "T", "rate", "N*"))
     _print_system(console, answer)
     messages = [estimate["message"] for estimate in answer["noise_scales"]]
     for estimate in answer["noise_scales"]:
@@ -174,8 +174,8 @@ def _arm_cells(row: dict[str, Any]) -> dict[str, Cell]:
         "rate": short(row["learning_rate"]),
         "rule": row["lr_rule"] or "-",
         "runs": str(row["runs"]),
-        "N*": span(row["responses_to_target"]),
-        "T": time_span(row["time_to_target"]),
+        "N*": _with_estimate(row, "responses_to_target"),
+        "T": _time_with_estimate(row, "time_to_target"),
         "r_N": _with_estimate(row, "sample_cost_ratio"),
         "r_q": (short(row["throughput_ratio"]), f"± {se:.2g}" if se else ""),
         "T/T0": _with_estimate(row, "time_ratio"),

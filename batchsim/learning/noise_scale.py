@@ -275,25 +275,29 @@ def from_chunk_norms(
     )
 
 
-def combine(estimates: list[NoiseScale]) -> NoiseScale:
-    """Pool estimates of the same two moments from several runs, weighted by their precision.
+def combine(estimates: list[NoiseScale], weights: ArrayLike | None = None) -> NoiseScale:
+    """Pool estimates of the same two moments from several runs.
 
     Parameters
     ----------
     estimates : list of NoiseScale
         Estimates without a covariance are left out.
+    weights : array_like, (estimate,) or None
+        The responses behind each, say; blocks (dof + 1) if None. Not the estimated precisions: a low
+        |G|^2 comes with a low variance, and such weights would favour it.
 
     Returns
     -------
     NoiseScale
-        Moments are averaged, weighted by blocks (dof + 1), before the ratio is taken.
+        Moments are averaged with these weights before the ratio is taken.
     """
+    given = np.array([e.dof + 1 for e in estimates]) if weights is None else np.asarray(weights, dtype=np.float64)
     usable = [e for e in estimates if e.dof > 0]
     if not usable:
         return estimates[0]
     if len(usable) == 1:
         return usable[0]
-    weight = np.array([e.dof + 1 for e in usable])
+    weight = given[[e.dof > 0 for e in estimates]]
     weight = weight / weight.sum()
     covariance = sum(w**2 * e.covariance for w, e in zip(weight, usable, strict=True))
     return _estimate(
@@ -323,10 +327,11 @@ def _estimate(
 ) -> NoiseScale:
     t = float(stdtrit(dof, (1 + level) / 2))
     z_low, z_high = fieller(signal, noise, covariance, t=t)
-    low = 1 / z_high if z_high > 0 else float("nan")
-    low = 0.0 if np.isinf(z_high) else low
-    high = 1 / z_low if z_low > 0 else float("inf")
-    value = noise / signal if signal > 0 else float("nan")
+    # Norms that do not fall with the batch show no noise, and norms that fall faster than 1/sqrt(B) no
+    # signal: neither bounds the noise scale on that side.
+    low = 1 / z_high if 0 < z_high < np.inf and noise > 0 else 0.0
+    high = 1 / z_low if z_low > 0 and noise > 0 else float("inf")
+    value = noise / signal if signal > 0 and noise > 0 else float("nan")
     identified = bool(np.isfinite(high) and low > 0)
     return NoiseScale(
         noise_scale=value,

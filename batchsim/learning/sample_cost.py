@@ -175,7 +175,8 @@ def critical_train_batch(
     Returns
     -------
     ndarray, broadcast shape [responses]
-        NaN where no small-batch limit exists: under a fixed rate N* keeps falling with the batch,
+        Infinite where N* never departs. NaN where no small-batch limit exists:
+        under a fixed rate N* keeps falling with the batch,
         under a linear rule it keeps rising (Adam); under a callable nothing is known.
     """
     shape = np.broadcast_shapes(*(np.shape(v) for v in (noise_scale, snr_shape, lr_fraction, ceiling)))
@@ -199,12 +200,13 @@ def critical_train_batch(
     low = np.broadcast_to(np.log(np.asarray(noise_scale) * 1e-8), shape).copy()
     high = np.full(shape, np.log(1e9 * reference_batch)) + np.zeros_like(low)
     limit = DEPARTURE * cost(low)
+    unbounded = cost(high) <= limit
     for _ in range(48):
         middle = (low + high) / 2
         within = cost(middle) <= limit
         low = np.where(within, middle, low)
         high = np.where(within, high, middle)
-    return np.asarray(np.exp(low))
+    return np.where(unbounded, np.inf, np.exp(low))
 
 
 def _ratios(
@@ -248,6 +250,8 @@ def _ratios(
 
 
 def _check_rule(lr_rule: LRRule, lr_fraction: NDArray[np.float64], ceiling: ArrayLike) -> None:
+    if not (np.asarray(ceiling) > 0).all():
+        raise InputError(f"ceiling is {np.min(ceiling):g}; a learning rate relative to the reference must be positive")
     if lr_rule == "tuned" and (lr_fraction == 0).any() and np.isinf(ceiling).any():
         raise InputError(
             "the rule 'tuned' needs to know the optimal rate, and lr_fraction is 0",

@@ -7,8 +7,8 @@ each event) show only when a step ended. The time between two steps holds whatev
 - What remains of an interval of more than five median step times, per step, is a checkpoint, an
   evaluation without a duration or a stall: the interval counts the median, and the excess becomes
   `checkpoint_seconds`, so that wall-clock time stays exact. An interval of many steps hides short ones.
-- A clock or step number that falls is a restart. The first interval after a start or restart counts
-  only if it covers no more steps than the others do: a resumed bar jumps over the steps it skips.
+- A clock or step number that falls is a restart. An interval from step 0 counts only if it covers no
+  more steps than the others do: a resumed bar jumps over the steps it skips.
 """
 
 from __future__ import annotations
@@ -112,8 +112,14 @@ def _intervals(observed: Iterable[tuple[int, float]], paused: Mapping[int, float
             last, fresh = (step, clock), True
             continue
         pause = total[bisect_left(places, step)] - total[bisect_left(places, last[0])]
-        found[step] = _Interval(start=last[0], stop=step, seconds=clock - last[1] - pause, fresh=fresh)
+        interval = _Interval(start=last[0], stop=step, seconds=clock - last[1] - pause, fresh=fresh)
+        if not fresh or step not in found:
+            found[step] = interval
         last, fresh = (step, clock), False
     lengths = [interval.steps for interval in found.values() if not interval.fresh]
     usual = float(np.median(lengths)) if lengths else 1.0
-    return {stop: interval for stop, interval in found.items() if not interval.fresh or interval.steps <= usual}
+    return {
+        stop: interval
+        for stop, interval in found.items()
+        if not (interval.fresh and interval.start == 0 and interval.steps > usual)
+    }

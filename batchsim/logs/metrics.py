@@ -21,6 +21,7 @@ from batchsim.logs import trl, verl
 from batchsim.logs.clock import from_clock
 from batchsim.logs.record import Run
 from batchsim.logs.source import Source
+from batchsim.logs.verl.settings import KEYS
 
 _VERL = frozenset(
     (
@@ -84,10 +85,11 @@ def run_of(source: Source, logged: Logged, *, framework: str, name: str) -> Run:
 
 
 def _verl_run(source: Source, logged: Logged, rows: Mapping[int, Mapping[str, float]]) -> Run:
-    run = verl.run_of_rows(source, rows.items(), logged.arguments, logged.warnings)
+    config = {key: value for key, value in logged.arguments.items() if key in KEYS}
+    run = verl.run_of_rows(source, rows.items(), config, logged.warnings)
     hint = f"{source.path} does not hold verl's configuration"
     run = replace(run, batch_hint=f", and {hint}")
-    if np.isfinite(run.columns["step_seconds"]).any() or not logged.clock:
+    if np.isfinite(run.columns.get("step_seconds", np.zeros(0))).any() or not logged.clock:
         return run
     clocked = from_clock(run.step, logged.clock, paused={}, source=logged.clock_source)
     times = {"step_seconds": clocked.step_seconds, "checkpoint_seconds": clocked.checkpoint_seconds}
@@ -105,7 +107,8 @@ def _trl_run(source: Source, logged: Logged, rows: Mapping[int, Mapping[str, flo
     for step, row in rows.items():
         history.add(step, {_console_name(name): value for name, value in row.items()}, where=f"step {step}")
     hint = f", and {source.path} does not hold TRL's arguments"
-    return trl.run_of(history, logged.arguments, source, hint=hint)
+    arguments = trl.with_config(source, logged.arguments, logged.warnings)
+    return trl.run_of(history, arguments, source, hint=hint)
 
 
 def _console_name(name: str) -> str:

@@ -14,6 +14,7 @@ every comparison that follows would be between them and not between batch sizes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,18 @@ KNOWN_LOGS = (
     "batchsim reads MLPerf :::MLLOG lines, verl console logs and JSON lines, TRL trainer_state.json and console logs, "
     "Weights & Biases exports, TensorBoard event files, and CSV tables with canonical column names"
 )
-CONFIGURED = ("verl", "wandb", "tensorboard")
+WITHOUT_READER = {
+    "NeMo-RL": re.compile(r"={5,} Step \d+/\d+ ={5,}|• Total step time:"),
+    "AReaL": re.compile(r"Train step \d+/\d+ done\.|│ ppo_actor/"),
+    "slime": re.compile(r" - (?:perf|step|eval) \d+: \{'(?:perf|rollout|train|eval)/"),
+    "OpenRLHF": re.compile(r"✨ (?:Global step \d+: \{|Evaluation completed in )"),
+    "ROLL": re.compile(r'(?:rlvr|agentic)_pipeline\.py\b.*\{"|"time/step_generate": '),
+    "prime-rl": re.compile(r'"time/wait_for_batch": |\| Grad\. Norm '),
+    "Tinker": re.compile(r'"(?:env/all/|progress/done_frac)'),
+    "EasyR1": re.compile(r'^\{"step": \d+, .*"(?:actor|timing_s)": \{', re.MULTILINE),
+    "SkyRL": re.compile(r"trainer/tokens_per_second_per_gpu|generate/avg_num_tokens"),
+}
+CONFIGURED = ("verl", "trl", "wandb", "tensorboard")
 
 
 def read_logs(
@@ -69,8 +81,8 @@ def read_logs(
     columns : mapping, optional
         Canonical name -> column name, for CSV tables.
     config : str or pathlib.Path, optional
-        verl's configuration (Hydra's ``config.yaml`` or ``overrides.yaml``, or JSON) for what the
-        log does not state; without it, one that lies beside the log is used.
+        verl's configuration (Hydra's ``config.yaml`` or ``overrides.yaml``, or JSON) or TRL's arguments
+        for what the log does not state; without it, one that lies beside the log is used.
 
     Returns
     -------
@@ -168,12 +180,18 @@ def _framework(source: Source, columns: Mapping[str, str] | None) -> str:
         return console
     if trl.recognises(source):
         return "trl"
-    if source.explicit:
-        first = next((line.strip() for line in source.head.splitlines() if line.strip()), "")
-        raise InputError(
-            f"not a log that batchsim knows (it begins {first[:60]!r})", remedy=KNOWN_LOGS, where=source.path
-        )
-    raise InputError("not a log that batchsim knows", where=source.path)
+    raise InputError(_unknown(source), remedy=KNOWN_LOGS, where=source.path)
+
+
+def _unknown(source: Source) -> str:
+    """What a log that nothing reads is, as far as its marks tell."""
+    for name, marks in WITHOUT_READER.items():
+        if marks.search(source.head):
+            return f"a log of {name}, for which batchsim has no reader yet"
+    if not source.explicit:
+        return "not a log that batchsim knows"
+    first = next((line.strip() for line in source.head.splitlines() if line.strip()), "")
+    return f"not a log that batchsim knows (it begins {first[:60]!r})"
 
 
 def _console(source: Source) -> str | None:
@@ -220,9 +238,10 @@ def _read(framework: str, sources: list[Source], columns: Mapping[str, str] | No
         runs, more = tables.read(sources, columns)
         warnings += more
         return runs
-    if framework in ("wandb", "tensorboard"):
-        return wandb.read(sources) if framework == "wandb" else tensorboard.read(sources)
-    reader = {"mlperf": mlperf.read, "trl": trl.read, "verl": verl.read}[framework]
+    if framework in ("trl", "wandb", "tensorboard"):
+        # Several files may make one run of these.
+        return {"trl": trl.read, "wandb": wandb.read, "tensorboard": tensorboard.read}[framework](sources)
+    reader = {"mlperf": mlperf.read, "verl": verl.read}[framework]
     return [run for source in sources for run in reader(source)]
 
 

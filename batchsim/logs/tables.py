@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchsim.errors import InputError, nearest
+from batchsim.logs.long_table import Cell, one_value, several_per_step
 from batchsim.logs.metrics import Logged, framework_of, run_of
 from batchsim.logs.recipe import COUNTS
 from batchsim.logs.record import COLUMNS, LARGEST_STEP, Evaluations, Run, whole_or_none
@@ -48,9 +49,6 @@ ALIASES = {
     "run_name": "run",
     "update": "rollout_step",
     "step": "rollout_step",
-    # Weights & Biases exports, where the user names the other columns.
-    "_step": "rollout_step",
-    "Step": "rollout_step",
     "responses_kept": "responses",
     "gen_seconds": "generation_seconds",
     "train_seconds": "training_seconds",
@@ -64,6 +62,8 @@ ALIASES = {
     "actor_sq_norm_batch": "sq_norm_batch",
     "critic_sq_norm_chunk_mean": "critic_sq_norm_chunk",
 }
+# Weights & Biases exports, of which only columns that the user names can be used.
+_EXPORT_ALIASES = {"_step": "rollout_step", "Step": "rollout_step"}
 CONFIGURATION = (*COUNTS, "learning_rate")
 NUMERIC_FACTS = ("seed", "gpus", "target", "eval_samples", "chunks")
 TEXT_FACTS = ("lr_rule", "model", "optimizer", "target_metric", "status")
@@ -71,8 +71,6 @@ PLACES = ("rollout_step", "responses", "evaluation_elapsed", "evaluation_wall", 
 NUMERIC = frozenset((*COLUMNS, *CONFIGURATION, *NUMERIC_FACTS, *PLACES))
 LONG = ("metric", "value")
 KNOWN = NUMERIC | {"run", *TEXT_FACTS, *LONG}
-# One value of these per optimizer step: their number at a step is the number of updates.
-_PER_UPDATE = ("grad_norm", "actor/grad_norm", "train/grad_norm", "critic_grad_norm", "learning_rate")
 # Columns that only a row of training has; responses and configuration may stand in any table.
 _ANYWHERE = frozenset(("responses", "elapsed", "learning_rate"))
 _TRAINING = frozenset(COLUMNS) - _ANYWHERE
@@ -154,8 +152,9 @@ def _header(source: Source, columns: Mapping[str, str] | None) -> list[str]:
     except csv.Error:
         return []
     renamed = {title: name for name, title in (columns or {}).items()}
+    aliases = ALIASES | _EXPORT_ALIASES if columns else ALIASES
     stripped = (title.strip() for title in titles)
-    return [renamed.get(title, ALIASES.get(title, title)) for title in stripped]
+    return [renamed.get(title, aliases.get(title, title)) for title in stripped]
 
 
 def _kind(names: Sequence[str]) -> str | None:
@@ -188,7 +187,7 @@ def _load(source: Source, columns: Mapping[str, str] | None, warnings: list[str]
             numbers[name] = _floats(column, name, source, lines)
         elif name in KNOWN:
             texts[name] = [cell.strip() for cell in column]
-    warnings += [f"{source.path}: {text}" for text in source.tail_warnings()]
+    warnings += _notes(source, len(names))
     unknown = [name for name in names if (name not in KNOWN or name in LONG) and not _is_score(name)]
     if unknown:
         warnings.append(f"{source.path}: columns not used: {', '.join(map(_with_nearest, unknown))}")
@@ -206,34 +205,26 @@ def _tracked(source: Source, columns: Mapping[str, str] | None, warnings: list[s
     if framework_of(row[at["metric"]].strip() for row in rows) is None:
         return []
     values = _floats([row[at["value"]] for row in rows], "value", source, lines)
-    cells: dict[str, dict[float, _Cell]] = {}
+    cells: dict[str, dict[float, Cell]] = {}
     for row, line, value in zip(rows, lines, values.tolist(), strict=True):
         step = whole_or_none(row[at["rollout_step"]])
         if step is None:
             raise InputError("the step is not a whole number", remedy="number the steps", where=source.where(line))
-        run = cells.setdefault(row[at["run"]].strip() if "run" in at else source.name, {})
-        run.setdefault(step, _Cell(line, {})).values.setdefault(row[at["metric"]].strip(), []).append(value)
-    several = _several(source, cells, warnings)
+        steps = cells.setdefault(row[at["run"]].strip() if "run" in at else source.name, {})
+        steps.setdefault(step, Cell(line, {})).values.setdefault(row[at["metric"]].strip(), []).append(value)
+    several = several_per_step(cells, source.name, source.path, warnings)
     runs = []
-    for run, steps in cells.items():
-        logged = Logged(warnings=source.tail_warnings())
-        for step, cell in steps.items():
-            logged.rows[int(step)] = {name: _one(name, listed) for name, listed in cell.values.items()}
+    for run, found in cells.items():
+        logged = Logged(warnings=_notes(source, len(names)))
+        for place, cell in found.items():
+            logged.rows[int(place)] = {metric: one_value(metric, listed) for metric, listed in cell.values.items()}
         if framework_of(logged.names) is None:
             warnings.append(f"{source.path}: run {run} has no metric that batchsim knows and was left out")
             continue
-        found = run_of(source, logged, framework="tables", name=run or source.name)
         counted = {"updates_per_rollout": float(several[run])} if run in several else {}
-        runs.append(replace(found, stated=counted | dict(found.stated)))
+        made = run_of(source, logged, framework="tables", name=run or source.name)
+        runs.append(replace(made, stated=counted | dict(made.stated)))
     return runs
-
-
-@dataclass
-class _Cell:
-    """Values of every metric at one step of one run, and the line of the first."""
-
-    line: int
-    values: dict[str, list[float]]
 
 
 def _pivoted(
@@ -251,7 +242,7 @@ def _pivoted(
     renamed = {title: name for name, title in (columns or {}).items()}
     titles = {"rollout_step": "rollout_step"}
     unknown: dict[str, None] = {}
-    cells: dict[str, dict[float, _Cell]] = {}
+    cells: dict[str, dict[float, Cell]] = {}
     for row, line, step, value in zip(rows, lines, steps.tolist(), values.tolist(), strict=True):
         title = row[at["metric"]].strip()
         name = renamed.get(title) or ALIASES.get(title, title)
@@ -263,53 +254,21 @@ def _pivoted(
                 f"'{title}' and '{titles[name]}' both mean {name}", remedy="rename one", where=source.where(line)
             )
         run = cells.setdefault(row[at["run"]].strip() if "run" in at else "", {})
-        run.setdefault(step, _Cell(line, {})).values.setdefault(name, []).append(value)
-    warnings += [f"{source.path}: {text}" for text in source.tail_warnings()]
+        run.setdefault(step, Cell(line, {})).values.setdefault(name, []).append(value)
+    warnings += _notes(source, len(names))
     if unknown:
         warnings.append(f"{source.path}: metrics not used: {', '.join(map(_with_nearest, unknown))}")
     order = [(run, step, cell) for run, found in cells.items() for step, cell in sorted(found.items())]
-    several = _several(source, cells, warnings)
+    several = several_per_step(cells, source.name, source.path, warnings)
     numbers = {"rollout_step": np.array([step for _, step, _ in order], dtype=float)}
     for name in titles.keys() - {"rollout_step"}:
-        numbers[name] = np.array([_one(name, cell.values.get(name, [])) for _, _, cell in order], dtype=float)
+        numbers[name] = np.array([one_value(name, cell.values.get(name, [])) for _, _, cell in order], dtype=float)
     if several:
         numbers.setdefault("updates_per_rollout", np.array([several.get(run, math.nan) for run, _, _ in order]))
         titles.setdefault("updates_per_rollout", "values per step")
     texts = {"run": [run for run, _, _ in order]} if "run" in at else {}
     found_lines = [cell.line for _, _, cell in order]
     return _Table(source=source, kind="steps", numbers=numbers, texts=texts, lines=found_lines, titles=titles)
-
-
-def _one(name: str, values: Sequence[float]) -> float:
-    """One value of a step: times of its optimizer steps add up, everything else is their mean."""
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
-        return math.nan
-    if name.endswith("_seconds") and len(set(known)) > 1:
-        return math.fsum(known)
-    return known[0] if len(set(known)) == 1 else math.fsum(known) / len(known)
-
-
-def _several(source: Source, cells: Mapping[str, Mapping[float, _Cell]], warnings: list[str]) -> dict[str, int]:
-    """Optimizer steps per rollout step of the runs that have several at every step but the last."""
-    several = {}
-    for run, steps in cells.items():
-        most = max((len(values) for cell in steps.values() for values in cell.values.values()), default=0)
-        if most < 2:
-            continue
-        name = next((n for n in _PER_UPDATE if any(len(c.values.get(n, [])) > 1 for c in steps.values())), None)
-        counts = [len(cell.values[name]) for _, cell in sorted(steps.items()) if name in cell.values] if name else []
-        whole = len(counts) > 1 and len(set(counts[:-1])) == 1
-        if whole:
-            several[run] = counts[0]
-        reason = (
-            f"{counts[0]} values of {name} at every step: so many updates_per_rollout" if whole else "not equally many"
-        )
-        warnings.append(
-            f"{source.path}: {run or source.name} has several values per step ({reason}); where times "
-            "differ they are added up, everything else is averaged"
-        )
-    return several
 
 
 def _titles(source: Source) -> list[str]:
@@ -343,7 +302,30 @@ def _rows(source: Source, width: int) -> tuple[list[list[str]], list[int]]:
             remedy="save the table as CSV again",
             where=source.where(reader.line_num + 1),
         ) from error
+    if (last := last_row(source, width, _delimiter(source.tail))) and any(map(str.strip, last)):
+        rows.append(last)
+        lines.append(source.count + 1)
     return rows, lines
+
+
+def last_row(source: Source, width: int, delimiter: str = ",") -> list[str] | None:
+    """The unended last line, if its cells are all there and its last one is closed by a quote.
+
+    Weights & Biases ends its exports without a line break, and a quoted number cannot be half a number.
+    """
+    if not source.tail.rstrip().endswith('"'):
+        return None
+    try:
+        rows = list(csv.reader([source.tail], delimiter=delimiter, strict=True))
+    except csv.Error:
+        return None
+    return rows[0] if len(rows) == 1 and len(rows[0]) == width and width > 1 else None
+
+
+def _notes(source: Source, width: int) -> list[str]:
+    """What opening the source, and its unended line, leave to say."""
+    whole = last_row(source, width, _delimiter(source.tail)) is not None
+    return [f"{source.path}: {text}" for text in (source.warnings if whole else source.tail_warnings())]
 
 
 def _floats(cells: list[str], name: str, source: Source, lines: list[int]) -> Array:

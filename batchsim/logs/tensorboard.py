@@ -28,7 +28,7 @@ from pathlib import Path
 from batchsim.errors import InputError
 from batchsim.logs.metrics import KNOWN_METRICS, Logged, framework_of, run_of
 from batchsim.logs.record import LARGEST_STEP, Run
-from batchsim.logs.source import Source
+from batchsim.logs.source import WHOLE_BYTES, Source
 from batchsim.logs.trl_arguments import arguments_in
 
 _ARGUMENTS = ("args/text_summary", "args")
@@ -96,11 +96,15 @@ def _load(source: Source) -> Events:
     if source.path == "-":
         raise InputError("an event file cannot come from standard input", remedy="name the file", where=source.path)
     try:
-        return parse_events(Path(source.path).read_bytes())
+        source.check_size(Path(source.path).stat().st_size, WHOLE_BYTES, "the event file")
+        raw = Path(source.path).read_bytes()
     except OSError as error:
         raise InputError(
             f"cannot be read ({error.strerror or error})", remedy="check the path", where=source.path
         ) from error
+    if raw[:2] == b"\x1f\x8b":
+        raise InputError("an event file must not be packed", remedy="unpack it with gunzip", where=source.path)
+    return parse_events(raw)
 
 
 def _add(events: Events, source: Source, logged: Logged) -> None:
@@ -109,7 +113,8 @@ def _add(events: Events, source: Source, logged: Logged) -> None:
     reached = -1
     for step, wall, tag, value in events.scalars:
         if step > reached:
-            for later in [old for old in logged.rows if old >= step] if reached < 0 else ():
+            # A writer that starts below what was reached continues an earlier checkpoint.
+            for later in [old for old in logged.rows if old > step] if reached < 0 else ():
                 del logged.rows[later]
             logged.clock.append((step, wall - events.start))
             reached = step
@@ -162,7 +167,8 @@ def _add_event(raw: bytes, events: Events) -> float:
 
 def _tagged(raw: bytes) -> tuple[str, float | str | None]:
     """Tag of a summary value and its scalar or text; None for what is neither."""
-    tag, content = "", None
+    tag = ""
+    content: float | str | None = None
     for number, kind, value in _fields(raw):
         if not isinstance(value, bytes):
             continue

@@ -81,12 +81,12 @@ class History:
     evaluated: Steps = field(default_factory=Steps)
     clock: list[tuple[int, float]] = field(default_factory=list)
     clock_source: str = ""
-    metrics: dict[str, None] = field(default_factory=dict)
+    metrics: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
 
     def add(self, step: int, row: Mapping[str, object], *, where: str) -> None:
         """Add one dictionary of the trainer."""
-        self.metrics.update(dict.fromkeys(row))
+        self.metrics.update(list(row))
         scores = {key: number(value) for key, value in row.items() if key.startswith("eval_")}
         values = {name: number(row[key]) for key, (name, _) in COLUMNS.items() if key in row}
         if scores:
@@ -100,7 +100,7 @@ def recognises(source: Source) -> bool:
     return _is_state(source) or any(
         _rows_with_rewards(line.decode(errors="replace"))
         for first, block in source.blocks()
-        for _, line in matching_lines(first, block, (b"'epoch': ",))
+        for _, line in matching_lines(first, block, {b"'epoch': ": None})
     )
 
 
@@ -108,21 +108,96 @@ def _is_state(source: Source) -> bool:
     return source.head.lstrip().startswith("{") and '"log_history"' in source.head
 
 
-def read(source: Source) -> list[Run]:
-    """The run of one trainer_state.json or one console log."""
+@dataclass
+class _Log:
+    """One file of TRL's: what it holds, before it becomes a run."""
+
+    source: Source
+    history: History
+    arguments: dict[str, str]
+    saved: bool
+    stride: int | None = None
+
+
+def read(sources: Sequence[Source]) -> list[Run]:
+    """A run per trainer_state.json and per console log; both of one run in one folder are one.
+
+    Raises
+    ------
+    InputError
+        For damaged JSON, and arguments that contradict a configuration file.
+    """
+    logs = [_state_log(source) if _is_state(source) else _console_log(source) for source in sources]
+    taken: list[_Log] = []
+    for state in (log for log in logs if log.saved):
+        for console in (log for log in logs if not log.saved and log.source.folder == state.source.folder):
+            if console not in taken and _same_run(state.history, console.history):
+                taken.append(console)
+                _merge(state, console)
+                break
+    return [_run(log) for log in logs if log not in taken]
+
+
+def _state_log(source: Source) -> _Log:
     history, arguments = History(), dict[str, str]()
-    if _is_state(source):
-        state = _state(source)
-        _add_state(state, history, source)
-        if whole_or_none(state.get("train_batch_size")):
-            arguments["per_device_train_batch_size"] = str(state["train_batch_size"])
-        arguments |= _beside(source, history)
-        hint = ", and a trainer_state.json states only the batch per device"
-        return [run_of(history, arguments, source, stride=whole_or_none(state.get("logging_steps")), hint=hint)]
+    state = _state(source)
+    _add_state(state, history)
+    if whole_or_none(state.get("train_batch_size")):
+        arguments["per_device_train_batch_size"] = str(state["train_batch_size"])
+    return _Log(source, history, arguments, saved=True, stride=whole_or_none(state.get("logging_steps")))
+
+
+def _console_log(source: Source) -> _Log:
+    history = History()
     arguments = _add_console(source, history)
-    arguments = _beside(source, history) | arguments
-    stride = whole_or_none(arguments.get("logging_steps"))
-    return [run_of(history, arguments, source, stride=stride, hint=", and the log states no arguments of TRL")]
+    return _Log(source, history, arguments, saved=False, stride=whole_or_none(arguments.get("logging_steps")))
+
+
+def _same_run(saved: History, printed: History) -> bool:
+    """Whether a console shows the rows that a state holds, as far as it rounds them."""
+    one, other = saved.train.rows, printed.train.rows
+    steps = [step for step in other if step in one] if printed.clock else []
+    pairs = [(one[step], other[step]) for step in steps]
+    if not pairs and not printed.clock and len(one) == len(other):
+        pairs = list(zip(one.values(), other.values(), strict=True))
+    values = [(a[name], b[name]) for a, b in pairs for name in a.keys() & b.keys() if math.isfinite(a[name])]
+    return len(values) > 1 and all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-12) for a, b in values)
+
+
+def _merge(state: _Log, console: _Log) -> None:
+    state.history.clock, state.history.clock_source = console.history.clock, console.history.clock_source
+    state.arguments = state.arguments | console.arguments
+    state.history.metrics |= console.history.metrics
+    state.history.warnings.append(f"{console.source.path} shows the same run; its arguments and clock were used")
+
+
+def _run(log: _Log) -> Run:
+    source, history = log.source, log.history
+    arguments = with_config(source, log.arguments, history.warnings)
+    if log.saved:
+        hint = ", and a trainer_state.json states only the batch per device"
+    else:
+        hint = ", and the log states no arguments of TRL"
+    return run_of(history, arguments, source, stride=log.stride, hint=hint)
+
+
+def with_config(source: Source, logged: Mapping[str, str], notes: list[str]) -> dict[str, str]:
+    """Arguments of the log, and those of a configuration that the user named or that lies beside it."""
+    if source.config is None:
+        beside = {} if source.path == "-" else arguments_beside(source.folder, notes)
+        return beside | dict(logged)
+    named: dict[str, str] = {}
+    for key, value in source.config.values.items():
+        named |= arguments_in(f"{key.rpartition('.')[2]}={value}")
+    for name in named.keys() & logged.keys():
+        one, other = number(logged[name]), number(named[name])
+        if math.isfinite(one) and math.isfinite(other) and not math.isclose(one, other, rel_tol=1e-6):
+            raise InputError(
+                f"{name} is {logged[name]} in the log but {named[name]} in {source.config.path}",
+                remedy="give the configuration of this run, or none",
+                where=source.path,
+            )
+    return named | dict(logged)
 
 
 def run_of(
@@ -159,9 +234,7 @@ def run_of(
     if not np.isfinite(columns["step_seconds"]).any() and history.clock:
         _time_by_clock(history, columns, provenance, warnings)
     _over_rollouts(settled, train.step, columns, provenance, warnings)
-    unused = [name for name in history.metrics if not _is_used(name)]
-    if unused:
-        warnings.append(f"metrics not used: {', '.join(unused)}")
+    unused = {name: rows for name, rows in history.metrics.items() if not _is_used(name)}
     # Newer versions may state a fraction of the run instead of a number of steps.
     spacing = float(np.median(np.diff(train.step, prepend=0.0))) if train.rows else 1.0
     per_device = set(arguments) <= {"per_device_train_batch_size"}
@@ -173,7 +246,7 @@ def run_of(
         columns=columns,
         evaluations=_evaluations(evaluated),
         stated=settled.stated,
-        facts=settled.facts,
+        facts={**settled.facts, "grad_norm_reduction": "last", "unused": unused},
         provenance=provenance,
         warnings=warnings,
         stride=stride or max(1, int(spacing)),
@@ -186,7 +259,7 @@ def run_of(
 # -- trainer_state.json -------------------------------------------------------------------------------
 
 
-def _add_state(state: Mapping[str, Any], history: History, source: Source) -> None:
+def _add_state(state: Mapping[str, Any], history: History) -> None:
     unplaced = 0
     for index, row in enumerate(state["log_history"], start=1):
         step = whole_or_none(row.get("step")) if isinstance(row, dict) else None
@@ -211,10 +284,6 @@ def _state(source: Source) -> Mapping[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
         raise InputError("log_history is not a list", remedy="give a trainer_state.json", where=source.path)
     return state
-
-
-def _beside(source: Source, history: History) -> dict[str, str]:
-    return {} if source.path == "-" else arguments_beside(source.folder, history.warnings)
 
 
 # -- the console --------------------------------------------------------------------------------------
@@ -260,7 +329,6 @@ def _add_console(source: Source, history: History) -> dict[str, str]:
                 seen = bars.setdefault(latest, [])
                 if not seen or seen[-1][0] != step:
                     seen.append((step, clock))
-                continue
             rows = _rows(piece)
             for values in rows:
                 printed.append(_Printed(count, values, latest, len(bars[latest]) - 1 if latest else 0))

@@ -36,6 +36,7 @@ from batchsim.errors import InputError
 from batchsim.logs.metrics import KNOWN_METRICS, Logged, framework_of, run_of
 from batchsim.logs.record import Run, number, whole_or_none
 from batchsim.logs.source import Source
+from batchsim.logs.tables import last_row
 
 _AXES = ("train/global_step", "training/global_step", "global_step", "_step", "Step")
 _CALLS = ("_step", "Step")
@@ -130,7 +131,7 @@ def _cells(source: Source) -> Iterator[tuple[int, list[str]]]:
                 f"not a CSV row ({error})", remedy="export it again", where=source.where(reader.line_num + 1)
             ) from error
         if row is None:
-            return
+            break
         if not any(map(str.strip, row)):
             continue
         if len(row) != len(titles):
@@ -140,6 +141,13 @@ def _cells(source: Source) -> Iterator[tuple[int, list[str]]]:
                 where=source.where(reader.line_num + 1),
             )
         yield reader.line_num + 1, row
+    if last := last_row(source, len(titles)):
+        yield source.count + 1, last
+
+
+def _notes(source: Source) -> list[str]:
+    whole = last_row(source, len(_titles(source))) is not None
+    return list(source.warnings if whole else source.tail_warnings())
 
 
 def _useless(source: Source, shape: str, names: Sequence[str], runs: int, lacking: Sequence[str]) -> InputError:
@@ -165,7 +173,7 @@ def _lacking(*, clock: bool) -> list[str]:
 def _panel(source: Source) -> list[tuple[str, Logged, str]]:
     titles = _titles(source)
     columns = [(index, *_divided(title)) for index, title in enumerate(titles) if index and title]
-    runs = {run: Logged(warnings=source.tail_warnings()) for _, run, _, _ in columns}
+    runs = {run: Logged(warnings=_notes(source)) for _, run, _, _ in columns}
     if framework_of(metric for _, _, metric, _ in columns) is None:
         raise _useless(source, "panel export", _metrics("panel", titles), len(runs), _lacking(clock=False))
     spread = dict.fromkeys(runs, 0)
@@ -204,7 +212,7 @@ def _history(source: Source) -> tuple[Logged, str]:
         raise _useless(source, "history export", names, 1, _lacking(clock=True))
     axis = next(name for name in _AXES if name in titles)
     clock = next(name for name in _CLOCKS if name in titles)
-    logged = Logged(clock_source=f"W&B's {clock}", warnings=source.tail_warnings())
+    logged = Logged(clock_source=f"W&B's {clock}", warnings=_notes(source))
     skipped = 0
     for _, cells in _cells(source):
         row = dict(zip(titles, cells, strict=True))
@@ -245,7 +253,7 @@ def _add_table(source: Source, found: dict[str, tuple[Source, Logged, str]]) -> 
         values = {key: value for key in names if not math.isnan(value := number(row[key]))}
         if step is None or axis is None or framework_of(values) is None:
             continue
-        logged = Logged(rows={step: values}, arguments=arguments, warnings=source.tail_warnings())
+        logged = Logged(rows={step: values}, arguments=arguments, warnings=_notes(source))
         logged.warnings.append("a table of runs holds last values only: no curve, and no time")
         _join(name, source, logged, axis, found)
     if not found:

@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from batchsim.errors import InputError
 from batchsim.specs.quantity import (
     Count,
+    PositiveSeconds,
     Ratio,
     ResponsesPerSecond,
     Seconds,
@@ -43,7 +44,7 @@ class ObservedThroughput:
     """
 
     prompts: Count
-    step_seconds: Seconds | None = None
+    step_seconds: PositiveSeconds | None = None
     throughput_ratio: Ratio | None = None
     relative_error: Share = 0.02
 

@@ -79,9 +79,16 @@ def _example(unit: str) -> str:
 
 def _reader(unit: str) -> BeforeValidator:
     def read(value: Any) -> Any:
-        return parse_quantity(value, unit) if isinstance(value, str) else value
+        return parse_quantity(value, unit) if isinstance(value, str) else _number(value)
 
     return BeforeValidator(read)
+
+
+def _number(value: Any) -> Any:
+    # Python's true is the number 1; in a plan it is a slip.
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} is not a number")
+    return value
 
 
 def _whole(value: Any) -> Any:
@@ -90,18 +97,21 @@ def _whole(value: Any) -> Any:
     return value
 
 
-Count = Annotated[int, BeforeValidator(_whole), Ge(1), Le(10**9)]
-Seconds = Annotated[float, _reader("s"), Ge(0), Le(1e10), Field(allow_inf_nan=False)]
-SecondsPerResponse = Annotated[float, _reader("s/response"), Ge(0), Le(1e7), Field(allow_inf_nan=False)]
-Responses = Annotated[float, Gt(0), Le(1e12), Field(allow_inf_nan=False)]
-ResponsesPerSecond = Annotated[float, _reader("responses/s"), Gt(0), Le(1e9), Field(allow_inf_nan=False)]
-Bytes = Annotated[float, _reader("B"), Ge(1e6), Le(1e15), Field(allow_inf_nan=False)]
-BytesPerToken = Annotated[float, _reader("B/token"), Ge(1), Le(1e9), Field(allow_inf_nan=False)]
-BytesPerSecond = Annotated[float, _reader("B/s"), Ge(1e9), Le(1e15), Field(allow_inf_nan=False)]
-FlopPerSecond = Annotated[float, _reader("FLOP/s"), Ge(1e11), Le(1e18), Field(allow_inf_nan=False)]
-Tokens = Annotated[float, Gt(0), Le(1e8), Field(allow_inf_nan=False)]
-Price = Annotated[float, _reader("USD/(GPU*h)"), Ge(0), Le(1e4), Field(allow_inf_nan=False)]
-LearningRate = Annotated[float, Gt(0), Le(10), Field(allow_inf_nan=False)]
-Ratio = Annotated[float, Gt(0), Le(1e6), Field(allow_inf_nan=False)]
-Share = Annotated[float, Gt(0), Le(1), Field(allow_inf_nan=False)]
-Shape = Annotated[float, Ge(0.05), Le(math.inf)]
+Count = Annotated[int, Ge(1), Le(10**9), BeforeValidator(_whole)]
+Seconds = Annotated[float, Ge(0), Le(1e10), Field(allow_inf_nan=False), _reader("s")]
+PositiveSeconds = Annotated[float, Gt(0), Le(1e10), Field(allow_inf_nan=False), _reader("s")]
+SecondsPerResponse = Annotated[float, Ge(0), Le(1e7), Field(allow_inf_nan=False), _reader("s/response")]
+Responses = Annotated[float, Gt(0), Le(1e12), Field(allow_inf_nan=False), BeforeValidator(_number)]
+ResponsesPerSecond = Annotated[float, Gt(0), Le(1e9), Field(allow_inf_nan=False), _reader("responses/s")]
+Bytes = Annotated[float, Ge(1e6), Le(1e15), Field(allow_inf_nan=False), _reader("B")]
+BytesPerToken = Annotated[float, Ge(1), Le(1e9), Field(allow_inf_nan=False), _reader("B/token")]
+BytesPerSecond = Annotated[float, Ge(1e9), Le(1e15), Field(allow_inf_nan=False), _reader("B/s")]
+FlopPerSecond = Annotated[float, Ge(1e11), Le(1e18), Field(allow_inf_nan=False), _reader("FLOP/s")]
+Tokens = Annotated[float, Gt(0), Le(1e8), Field(allow_inf_nan=False), BeforeValidator(_number)]
+Price = Annotated[float, Ge(0), Le(1e4), Field(allow_inf_nan=False), _reader("USD/(GPU*h)")]
+LearningRate = Annotated[float, Gt(0), Le(10), Field(allow_inf_nan=False), BeforeValidator(_number)]
+Score = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
+Ratio = Annotated[float, Gt(0), Le(1e6), Field(allow_inf_nan=False), BeforeValidator(_number)]
+Share = Annotated[float, Gt(0), Le(1), Field(allow_inf_nan=False), BeforeValidator(_number)]
+Fraction = Annotated[float, Ge(0), Le(1.99), Field(allow_inf_nan=False), BeforeValidator(_number)]
+Shape = Annotated[float, Ge(0.05), Le(math.inf), BeforeValidator(_number)]

@@ -160,4 +160,4 @@ def critical_gen_batch(
     """
     with np.errstate(divide="ignore"):
         plateau = np.minimum(1 / np.asarray(gen_time_slope, dtype=np.float64), gen_throughput_max)
-    return np.asarray(gen_time_intercept / (1 / (PLATEAU_SHARE * plateau) - np.asarray(gen_time_slope)))
+        return np.asarray(gen_time_intercept / (1 / (PLATEAU_SHARE * plateau) - np.asarray(gen_time_slope)))

@@ -32,6 +32,10 @@ SHARE_PRIOR = (0.1, 0.85)
 """Prior of tau_0/(tau_0 + tau_1 R) at a single measured batch, uniform. Measured: .47 (GRPO, generation,
 P=128) and .75 (PPO, B=256) of Li et al. 2026, .58 (MLPerf GRPO, B=256); see `data/measured`."""
 
+RUN_SPREAD, RUN_SPREAD_DOF = 0.08, 15.0
+"""Relative spread over runs of a run's mean step time where no repeat shows it, and its degrees of freedom: .072,
+.077 and .086 over six runs each at three batches of MLPerf GRPO, `data/measured/mlperf_grpo_runs.csv`."""
+
 PLATEAU_ROOM = 8.0
 """Largest plateau considered, in units of the throughput at the largest measured batch, for a law
 whose slope is not positive."""
@@ -126,9 +130,9 @@ def fit_step_time(rollout_batch: ArrayLike, run: ArrayLike, seconds: ArrayLike) 
 
     Notes
     -----
-    A batch's time is the mean over its steady steps, its error the spread of run means. With two batches the
-    line passes through both means and its covariance is that of the means; with three or more, scatter
-    about the line is added to it.
+    A batch's time is the mean over its steady steps, its error the relative spread of run means, pooled over
+    batches. With two batches the line passes through both means and its covariance is that of the means;
+    with three or more, scatter about the line is added to it.
     """
     r, t = np.asarray(rollout_batch, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     labels = np.asarray(run)
@@ -137,8 +141,24 @@ def fit_step_time(rollout_batch: ArrayLike, run: ArrayLike, seconds: ArrayLike) 
     batches = np.unique(r)
     if not batches.size:
         return _unfitted((), (), (), "no steady step has a time; a log with step times would fit the law")
-    means, errors, dofs = zip(*(_run_mean(t[r == b], labels[r == b]) for b in batches), strict=True)
-    return fit_means(batches, means, errors, dof=sum(dofs))
+    means = np.array([t[r == b].mean() for b in batches])
+    of_runs = [np.array([t[(r == b) & (labels == n)].mean() for n in np.unique(labels[r == b])]) for b in batches]
+    spread, dof = _run_spread(of_runs)
+    return fit_means(batches, means, spread * means, dof=dof)
+
+
+def _run_spread(of_runs: list[NDArray[np.float64]]) -> tuple[NDArray[np.float64], float]:
+    """Relative standard error of each batch's mean, from the spread over runs, and its degrees of freedom.
+
+    The spread is the one pooled over batches, or the batch's own where that is larger; without repeats it is
+    `RUN_SPREAD`. Single steps do not show it: they share their run's machine and lengths.
+    """
+    size = np.array([v.size for v in of_runs])
+    own = np.array([v.var(ddof=1) / v.mean() ** 2 if v.size > 1 else 0.0 for v in of_runs])
+    dof = float(np.sum(size - 1))
+    pooled = float(np.sum(own * (size - 1))) / dof if dof else RUN_SPREAD**2
+    floor = 1e-4
+    return np.maximum(np.sqrt(np.maximum(own, pooled) / size), floor), dof or RUN_SPREAD_DOF
 
 
 def fit_means(rollout_batch: ArrayLike, step_time: ArrayLike, step_time_se: ArrayLike, *, dof: float) -> StepTimeFit:
@@ -244,23 +264,6 @@ def _draw_student(
     fill = np.maximum(centre, [0.0, floor])[None, :].repeat(draws - len(kept), axis=0)
     kept = np.concatenate([kept, fill])
     return kept[:, 0], kept[:, 1]
-
-
-def _run_mean(seconds: NDArray[np.float64], run: NDArray[np.generic]) -> tuple[float, float, float]:
-    """Mean over steps, its standard error from run means (or steps of a single run), and dof."""
-    runs = np.unique(run)
-    overall = float(seconds.mean())
-    if runs.size > 1:
-        means = np.array([seconds[run == label].mean() for label in runs])
-        return overall, _standard_error(means, overall), float(runs.size - 1)
-    return overall, _standard_error(seconds, overall), float(max(seconds.size - 1, 0))
-
-
-def _standard_error(values: NDArray[np.float64], mean: float) -> float:
-    # Without repeats the error is unknown; 5 % is what one step time scatters in quiet runs.
-    if values.size < 2:
-        return 0.05 * mean
-    return max(float(values.std(ddof=1) / np.sqrt(values.size)), 1e-4 * mean)
 
 
 def _unfitted(

@@ -176,8 +176,7 @@ class _Reader:
                 self.add(step, row, where=where)
                 self.printed_bytes = 0
                 self.printed.close()
-        if "=" in line:
-            self.pending.update(options(line))
+        self.pending.update(options(line))
         if self.printed_bytes > 0 and "'" in line:
             self.pending.update(self.printed.read(line))
         if "dataset len: " in line and (match := _SIZE.search(line)):

@@ -14,13 +14,16 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from batchsim.logs.record import Rows, number, whole_or_none
 from batchsim.logs.timeline import Array
+
+Index = npt.NDArray[np.intp]
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _COLOUR = re.compile(r"\[\d+(?:;\d+)*m")
@@ -55,6 +58,13 @@ class Layout:
         self.training = tuple(place for place, name in enumerate(self.names) if name not in self.scores)
         self.validation_only = all(self.names[place].startswith(_BOOKKEEPING) for place in self.training)
 
+    def row(self, numbers: array[float]) -> Row:
+        """A row of numbers as written."""
+        for place, factor in self.factors:
+            # 2024: "actor/lr(1e-4):0.010" is 0.010 x 1e-4.
+            numbers[place] *= factor
+        return Row(self, numbers)
+
 
 class Row(Mapping[str, float]):
     """The numbers of one step by name."""
@@ -88,14 +98,9 @@ class Layouts:
             found = self._known[keys] = Layout(keys)
         return found
 
-    def row(self, keys: tuple[str, ...], numbers: Sequence[float]) -> Row:
+    def row(self, keys: tuple[str, ...], numbers: Iterable[float]) -> Row:
         """A row of numbers as written; names and factors come from its layout."""
-        layout = self(keys)
-        values = array("d", numbers)
-        for place, factor in layout.factors:
-            # 2024: "actor/lr(1e-4):0.010" is 0.010 x 1e-4.
-            values[place] *= factor
-        return Row(layout, values)
+        return self(keys).row(array("d", numbers))
 
     def training(self, row: Row) -> Row:
         """The row without its scores."""
@@ -117,17 +122,35 @@ class PackedRows(Rows[Row]):
         super().__init__()
         self.used: set[str] = set()
         self._layouts = layouts
+        self._tables: list[tuple[Layout, Index, Array]] = []
 
     def joined(self, row: Row, values: Row) -> Row:
         """One row of two parts."""
         return self._layouts.joined(row, values)
 
     def column(self, name: str) -> Array:
-        """One column, NaN where a row lacks it."""
+        """One column, NaN where a row lacks it; the rows must be complete."""
         self.used.add(name)
-        places = [row.layout.index.get(name) for row in self.rows.values()]
-        pairs = zip(self.rows.values(), places, strict=True)
-        return np.array([np.nan if at is None else row.numbers[at] for row, at in pairs], dtype=float)
+        if not self._tables:
+            self._tables = self._by_layout()
+        column = np.full(len(self.rows), np.nan)
+        for layout, rows, table in self._tables:
+            place = layout.index.get(name)
+            if place is not None:
+                column[rows] = table[:, place]
+        return column
+
+    def _by_layout(self) -> list[tuple[Layout, Index, Array]]:
+        groups: dict[Layout, list[int]] = {}
+        for place, row in enumerate(self.rows.values()):
+            groups.setdefault(row.layout, []).append(place)
+        held = list(self.rows.values())
+        tables = []
+        for layout, places in groups.items():
+            packed = b"".join([held[place].numbers.tobytes() for place in places])
+            table = np.frombuffer(packed, dtype=float).reshape(len(places), len(layout.names))
+            tables.append((layout, np.array(places), table))
+        return tables
 
 
 def without_colours(line: str) -> str:
@@ -172,12 +195,15 @@ def _split(text: str, layouts: Layouts) -> Row | None:
     """The row of a plain line; None for any other."""
     if "np." in text:
         text = _NUMPY.sub(r"\1", text)
-    parts = [part.rpartition(":") for part in text.rstrip().split(" - ")]
-    keys, _, values = zip(*parts, strict=True)
-    if _NOT_PLAIN.search("".join(values)) or not layouts(keys).plain:
+    parts = text.rstrip().replace(" - ", ":").split(":")
+    keys, values = tuple(parts[::2]), parts[1::2]
+    if len(keys) != len(values) or text.count(" - ") != len(keys) - 1 or _NOT_PLAIN.search("".join(values)):
+        return None
+    layout = layouts(keys)
+    if not layout.plain:
         return None
     try:
-        return layouts.row(keys, list(map(float, values)))
+        return layout.row(array("d", map(float, values)))
     except ValueError:
         return None
 

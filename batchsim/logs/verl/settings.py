@@ -69,8 +69,8 @@ _NUMERIC_FACTS = (
 )
 _TEXT_FACTS = ("rollout_mode", "trainer_mode", "staleness_strategy", "partial_rollout")
 # What stands in a block of a log that has an option.
-_OPTION_FOLLOWS = re.compile(rb"[\w.]*=")
-OPTION_NEEDLES = dict.fromkeys((b"data.", b"actor_rollout_ref.", b"trainer.", b"async_training."), _OPTION_FOLLOWS)
+_SECTIONS = ("data.", "actor_rollout_ref.", "trainer.", "async_training.")
+OPTION_NEEDLES = {section.encode(): re.compile(rb"[\w.]*=") for section in _SECTIONS}
 DICT_START = "{'actor_rollout_ref': "
 _OPTION = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, KEYS))})=['\"]?([^\s'\"\\]+)")
 _DICT_TOKEN = re.compile(r"'([\w/-]+)': (\{|'[^']*'|[^\s,{}\[\]]+)?|(\})")
@@ -90,7 +90,7 @@ class Settings:
 
 def options(line: str) -> dict[str, str]:
     """Wanted Hydra overrides on a line, by key."""
-    return dict(_OPTION.findall(line))
+    return dict(_OPTION.findall(line)) if any(section in line for section in _SECTIONS) else {}
 
 
 class PrintedConfig:
