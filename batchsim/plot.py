@@ -88,6 +88,45 @@ def _draw_measured(ax: Axes, points: list[tuple[float, float, float, float]], la
     ax.errorbar(b, estimate, yerr=error, fmt="s", color=MEASURED, mfc=face, ms=5, capsize=3, label=label)
 
 
+def plot_sample_cost(ds: xr.Dataset, ax: Axes | None = None) -> Axes:
+    """Draw r_N over the target, a line per arm of the reference's group size.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        From `measure.measure_targets`.
+    ax : matplotlib.axes.Axes or None
+        A new figure's if None.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    if ax is None:
+        from matplotlib.figure import Figure
+
+        ax = Figure(figsize=(6.4, 4.2), layout="constrained").subplots()
+    from matplotlib import colormaps
+
+    targets, reference = ds["target"].values, ds.attrs["reference"]
+    group = ds["group_size"].values[0] if ds["group_size"].ndim > 1 else ds["group_size"].values
+    batch = ds["train_batch"].values[0] if ds["train_batch"].ndim > 1 else ds["train_batch"].values
+    rule = ds["lr_rule"].values[0] if ds["lr_rule"].ndim > 1 else ds["lr_rule"].values
+    same = np.isnan(group) | (group == group[reference])
+    shown = [i for i in np.flatnonzero(same) if rule[i] != "probe"]
+    shades = colormaps["viridis"](np.linspace(0, 0.85, max(len(shown), 2)))
+    for shade, i in zip(shades, shown, strict=False):
+        low, middle, high = ds["sample_cost_ratio"].values[:, i, :].T
+        style = "--" if rule[i] == "fixed" else "-"
+        ax.plot(targets, middle, style, marker="o", ms=4, color=shade, label=f"B = {batch[i]:g}, {rule[i]}")
+        ax.fill_between(targets, low, np.where(np.isfinite(high), high, middle), color=shade, alpha=0.12, lw=0)
+    ax.axhline(1.0, color="0.6", lw=0.8, ls=":")
+    ax.set_xlabel(f"target ({ds.attrs['metric']})")
+    ax.set_ylabel(f"responses to target relative to B = {batch[reference]:g}")
+    ax.legend(frameon=False, fontsize=7, ncols=2)
+    return ax
+
+
 def _mark_choice(ax: Axes, ds: xr.Dataset, batches: Any, middle: Any) -> None:
     chosen, star = ds.attrs["effective_range"], ds.attrs["star"]
     if chosen is not None:

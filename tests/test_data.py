@@ -194,7 +194,8 @@ def test_every_row_has_a_source(path: Path) -> None:
         rows = list(csv.DictReader(stream))
     assert rows
     for row in rows:
-        assert None not in row and None not in row.values(), f"ragged row {row}"
+        assert None not in row, f"too many cells in {row}"
+        assert None not in row.values(), f"too few cells in {row}"
         assert row["source"].strip()
 
 

@@ -52,16 +52,26 @@ def assert_same(got: xr.DataTree, want: xr.DataTree) -> None:
 @pytest.mark.parametrize("log", LOGS)
 def test_round_trip_of_real_logs(shared: Path, tmp_path: Path, log: str, ending: str) -> None:
     tree = read_logs(shared / log, **LOGS[log])
+    if ending == "nc" and len(tree.children) > 8:
+        # HDF5 takes .1 s per run and way.
+        attrs = tree.attrs
+        tree = xr.DataTree.from_dict({name: tree[name].to_dataset() for name in list(tree.children)[::6]})
+        tree.attrs = attrs
     path = tmp_path / f"runs.{ending}"
     save_runs(tree, path)
     assert_same(load_runs(path), tree)
-    # Writing does not touch what it writes, and a file can be written over.
-    save_runs(load_runs(path), path)
-    assert_same(load_runs(path), tree)
+
+
+def test_a_file_can_be_read_and_written_over(tmp_path: Path, shared: Path) -> None:
+    tree = read_logs(shared / "mlperf_grpo" / "gbs256_seed1.out")
+    for path in (tmp_path / "runs.nc", tmp_path / "runs.json"):
+        save_runs(tree, path)
+        save_runs(load_runs(path), path)
+        assert_same(load_runs(path), tree)
 
 
 def test_a_loaded_tree_measures_alike(shared: Path, tmp_path: Path) -> None:
-    tree = read_logs(shared / "mlperf_grpo")
+    tree = read_logs(str(shared / "mlperf_grpo" / "*seed1.out"))
     save_runs(tree, tmp_path / "runs.nc")
     one, other = measure(load_runs(tmp_path / "runs.nc")), measure(tree)
     xr.testing.assert_identical(one, other)

@@ -218,6 +218,8 @@ def test_announcements() -> None:
         "total": "8",
     }
     assert arguments_in(lines[6]) == {"trl_version": "0.14"}
+    assert arguments_in("  gradient_accumulation_steps .. 8, steps_per_generation=None") == {}
+    assert arguments_in("vLLM(model='x', seed=0, world_size=1)") == {}
 
 
 def test_completions_per_device_become_a_recipe(tmp_path: Path) -> None:

@@ -85,8 +85,7 @@ USED = {
         "val-core/openai/gsm8k/reward/mean@1",
         "val-core/DigitalLearningGmbH/MATH-lighteval/reward/mean@1",
     },
-    "megatron": STEP_KEYS
-    | {"perf/total_num_tokens", "perf/time_per_step", "val-core/openai/gsm8k/reward/mean@1"},
+    "megatron": STEP_KEYS | {"perf/total_num_tokens", "perf/time_per_step", "val-core/openai/gsm8k/reward/mean@1"},
     "logicrl": STEP_KEYS | {"val/test_score/logic_assignment"},
 }
 

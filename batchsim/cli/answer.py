@@ -37,13 +37,15 @@ def interval(low: Any, high: Any) -> list[float | int | None] | None:
     return None if math.isnan(float(low)) and math.isnan(float(high)) else [number(low), number(high)]
 
 
-def from_measurement(measured: xr.DataTree) -> dict[str, Any]:
+def from_measurement(measured: xr.DataTree, by_target: xr.Dataset | None = None) -> dict[str, Any]:
     """Answer of `measure`.
 
     Parameters
     ----------
     measured : xarray.DataTree
         From `measure.measure`.
+    by_target : xarray.Dataset or None
+        From `measure.measure_targets`.
 
     Returns
     -------
@@ -52,7 +54,7 @@ def from_measurement(measured: xr.DataTree) -> dict[str, Any]:
     """
     arms, runs = measured["arms"].to_dataset(), measured["runs"].to_dataset()
     attrs = measured.attrs
-    return {
+    answer = {
         "schema": SCHEMA,
         "verb": "measure",
         "framework": attrs["framework"],
@@ -66,10 +68,21 @@ def from_measurement(measured: xr.DataTree) -> dict[str, Any]:
         "star": None,
         "critical_train_batch": None,
         "critical_gen_batch": None,
+        "band": number(attrs["band"]),
+        "aligned_up_to": {rule: number(b) for rule, b in attrs["aligned_up_to"].items()},
         "noise_scales": attrs["noise_scales"],
         "runs": [_run(runs, i) for i in range(runs.sizes["run"])],
         "warnings": attrs["warnings"],
     }
+    if by_target is not None:
+        answer["targets"] = [
+            {
+                "target": float(t),
+                "batches": [_arm(by_target.sel(target=t).isel(arm=i)) for i in range(by_target.sizes["arm"])],
+            }
+            for t in by_target["target"].values
+        ]
+    return answer
 
 
 BOUNDED = ("responses_to_target", "time_to_target", "time_with_evaluation", "time_ratio", "sample_cost_ratio")
@@ -105,6 +118,12 @@ def _arm(arm: xr.Dataset) -> dict[str, Any]:
         "lr_rule": str(arm["lr_rule"].values) or None,
         "verdict": str(arm["verdict"].values) or None,
         "binding_limit": None,
+        "alignment": {
+            "outcome": str(arm["alignment"].values) or None,
+            "gap": number(arm["alignment_gap"].values[1]),
+            "interval": interval(arm["alignment_gap"].values[0], arm["alignment_gap"].values[2]),
+            "responses": number(arm["alignment_at"]),
+        },
         "runs": int(arm["runs"]),
         "estimates": {name: number(arm[name].values[1]) for name in BOUNDED},
     }

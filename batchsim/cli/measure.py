@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
 from batchsim.cli import options as opt
 from batchsim.errors import InputError
 
@@ -20,7 +25,20 @@ def measure(
     step_seconds: opt.StepSeconds = None,
     learning_rate: opt.LearningRate = None,
     chunks: opt.Chunks = None,
+    config: opt.Config = None,
     column: opt.Column = None,
+    crossing: Annotated[
+        str, typer.Option(help="first, or sustained: no later score falls below the target.")
+    ] = "first",
+    score_error: Annotated[
+        str | None, typer.Option(help="Standard error of a score, or 'binomial' from the evaluation's size.")
+    ] = None,
+    common_grid: Annotated[bool, typer.Option("--common-grid", help="Read every run on the coarsest grid.")] = False,
+    band: Annotated[
+        float | None, typer.Option(help="Alignment band, in units of the score [default: one point].")
+    ] = None,
+    targets: Annotated[str | None, typer.Option(help="r_N as a function of the target, as 0.4,0.5,0.6.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="With --targets: write the plot of r_N (png, pdf, svg).")] = None,
     json: opt.Json = False,
 ) -> None:
     """State N*, q, T, r_N, r_q and the verdict of measured runs.
@@ -30,7 +48,11 @@ def measure(
     """
     from batchsim.cli import answer, table
     from batchsim.measure import measure as measure_runs
+    from batchsim.measure import measure_targets
 
+    opt.check_plot(plot)
+    if plot is not None and targets is None:
+        raise InputError("--plot draws r_N over targets, and there are none", remedy="give --targets, as 0.4,0.5,0.6")
     paths = list(logs or [])
     if example is not None:
         paths.append(str(opt.example_path(example)))
@@ -51,11 +73,36 @@ def measure(
             "step_seconds": step_seconds,
             "learning_rate": learning_rate,
             "chunks": chunks,
+            "config": config,
             "columns": opt.column_map(column),
         },
     )
-    measured = measure_runs(runs, target=target, metric=metric, level=level, seed=seed)
+    options: dict[str, Any] = {
+        "metric": metric,
+        "kind": crossing,
+        "score_error": _score_error(score_error),
+        "common_grid": common_grid,
+        "band": band,
+        "level": level,
+        "seed": seed,
+    }
+    wanted = opt.numbers(targets, "--targets")
+    measured = measure_runs(runs, target=target if target is not None or not wanted else wanted[-1], **options)
+    by_target = measure_targets(runs, wanted, **options) if wanted else None
+    if by_target is not None and plot is not None:
+        from batchsim.plot import plot_sample_cost
+
+        opt.save_plot(plot, lambda ax: plot_sample_cost(by_target, ax=ax))
     if json:
-        answer.write(answer.from_measurement(measured))
+        answer.write(answer.from_measurement(measured, by_target))
     else:
-        table.print_measurement(measured)
+        table.print_measurement(measured, by_target)
+
+
+def _score_error(text: str | None) -> float | str | None:
+    if text is None or text == "binomial":
+        return text
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InputError(f"--score-error {text} is neither a number nor 'binomial'") from error

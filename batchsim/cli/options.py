@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +12,13 @@ from batchsim.errors import InputError
 
 if TYPE_CHECKING:
     import xarray as xr
+    from matplotlib.axes import Axes
 
 Logs = Annotated[
     list[str] | None,
-    typer.Argument(help="Log files, folders, globs, or - for standard input (MLPerf, verl, TRL, CSV; .gz too)."),
+    typer.Argument(
+        help="Log files, folders, globs, or - for standard input (MLPerf, verl, TRL, W&B, TensorBoard, CSV; .gz too)."
+    ),
 ]
 Example = Annotated[str | None, typer.Option("--example", help="Use data that ships with the package.", metavar="NAME")]
 Target = Annotated[float | None, typer.Option(help="Validation score to reach [default: what the logs state].")]
@@ -32,6 +36,9 @@ StepSeconds = Annotated[float | None, typer.Option(help="Seconds per rollout ste
 LearningRate = Annotated[float | None, typer.Option(help="Learning rate, where the log lacks it.")]
 Chunks = Annotated[
     int | None, typer.Option(help="Equal chunks of a batch behind a chunk-norm column, where the log lacks it.")
+]
+Config = Annotated[
+    Path | None, typer.Option(help="Configuration file of the run (YAML or JSON), where the log lacks it.")
 ]
 Column = Annotated[
     list[str] | None,
@@ -74,6 +81,52 @@ def column_map(pairs: list[str] | None) -> dict[str, str] | None:
         if "=" not in pair:
             raise InputError(f"--column {pair} is not QUANTITY=COLUMN", remedy="as --column train_reward=my_reward")
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def numbers(text: str | None, option: str) -> list[float]:
+    """Numbers of a comma-separated option; empty if it was not given.
+
+    Raises
+    ------
+    InputError
+        For what is not a number, and for an empty list.
+    """
+    if text is None:
+        return []
+    try:
+        found = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise InputError(f"{option} {text} is not a list of numbers", remedy=f"as {option} 256,512") from error
+    if not found:
+        raise InputError(f"{option} is empty", remedy=f"as {option} 256,512")
+    return found
+
+
+PLOT_FORMATS = (".png", ".pdf", ".svg")
+
+
+def check_plot(path: Path | None) -> None:
+    """Refuse a plot format before any work is done.
+
+    Raises
+    ------
+    InputError
+        For an ending that is not a format.
+    """
+    if path is not None and path.suffix.lower() not in PLOT_FORMATS:
+        raise InputError(f"no plot format '{path.suffix}'", where=str(path), remedy=f"use {', '.join(PLOT_FORMATS)}")
+
+
+def save_plot(path: Path, draw: Callable[[Axes], object]) -> None:
+    """Draw into a new figure and write it whole or not at all."""
+    from matplotlib.figure import Figure
+
+    from batchsim.cli.files import replace_file
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    draw(figure.subplots())
+    with replace_file(path) as temporary:
+        figure.savefig(temporary, dpi=150)
 
 
 def load_runs(paths: list[str], given: dict[str, Any]) -> xr.DataTree:

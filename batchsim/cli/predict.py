@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from batchsim.predict import Measured
 
 NOTHING_TO_RECOMMEND = 1
-PLOT_FORMATS = (".png", ".pdf", ".svg")
 
 
 def predict(
@@ -45,6 +44,7 @@ def predict(
     step_seconds: opt.StepSeconds = None,
     learning_rate: opt.LearningRate = None,
     chunks: opt.Chunks = None,
+    config: opt.Config = None,
     column: opt.Column = None,
     plot: Annotated[Path | None, typer.Option(help="Write the plot to this file (png, pdf, svg).")] = None,
     json: opt.Json = False,
@@ -66,18 +66,18 @@ def predict(
         "step_seconds": step_seconds,
         "learning_rate": learning_rate,
         "chunks": chunks,
+        "config": config,
         "columns": opt.column_map(column),
     }
-    if plot is not None and plot.suffix.lower() not in PLOT_FORMATS:
-        raise InputError(f"no plot format '{plot.suffix}'", where=str(plot), remedy=f"use {', '.join(PLOT_FORMATS)}")
+    opt.check_plot(plot)
     known, runs = _inputs(list(logs or []), example, plan, given)
     ds = predict_batches(
         known,
         runs=runs,
         target=target,
         metric=metric,
-        pilot_batches=_numbers(pilot, "--pilot"),
-        batches=_numbers(batches, "--batches"),
+        pilot_batches=opt.numbers(pilot, "--pilot"),
+        batches=opt.numbers(batches, "--batches"),
         lr_rule=lr_rule,
         gpus=gpus,
         price=price,
@@ -125,18 +125,6 @@ def _inputs(
     return known, opt.load_runs(sources, given) if sources else None
 
 
-def _numbers(text: str | None, option: str) -> list[float]:
-    if text is None:
-        return []
-    try:
-        numbers = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError as error:
-        raise InputError(f"{option} {text} is not a list of numbers", remedy=f"as {option} 256,512") from error
-    if not numbers:
-        raise InputError(f"{option} is empty", remedy=f"as {option} 256,512")
-    return numbers
-
-
 def _published(example: str | None) -> Measured | None:
     """What the paper measured, to be shown beside its example and never read by the model."""
     if example != "li2026-grpo":
@@ -154,13 +142,7 @@ def _published(example: str | None) -> Measured | None:
 
 
 def _save_plot(ds: xr.Dataset, published: Measured | None, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    from batchsim.cli.files import replace_file
     from batchsim.plot import plot_time_to_target
 
-    points = [(b, *row["time_ratio"]) for b, row in (published or {}).items()]
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    plot_time_to_target(ds, measured=points if published is not None else None, ax=figure.subplots())
-    with replace_file(path) as temporary:
-        figure.savefig(temporary, dpi=150)
+    points = [(b, *row["time_ratio"]) for b, row in published.items()] if published is not None else None
+    opt.save_plot(path, lambda ax: plot_time_to_target(ds, measured=points, ax=ax))

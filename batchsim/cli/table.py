@@ -146,9 +146,9 @@ def _notes(console: Console, warnings: Sequence[str]) -> None:
         console.print(Text(f"- {sentence}", style="dim" if console.is_terminal else ""), soft_wrap=True)
 
 
-def print_measurement(measured: xr.DataTree) -> None:
-    """Print the arms of a measurement, its noise scales and what it cannot say."""
-    answer = from_measurement(measured)
+def print_measurement(measured: xr.DataTree, by_target: xr.Dataset | None = None) -> None:
+    """Print the arms of a measurement, its alignment and noise scales, and what it cannot say."""
+    answer = from_measurement(measured, by_target)
     console = _console()
     scored = answer["metric"] and answer["target"] is not None
     goal = f"{answer['metric']} >= {answer['target']:g}" if scored else "no target"
@@ -156,6 +156,8 @@ def print_measurement(measured: xr.DataTree) -> None:
     title = f"measured: {goal}; ratios to B = {answer['reference_batch']}, central {_percent(answer['level'])}"
     _print_rows(console, title, rows, optional=("runs", "P x G", "T", "rate", "N*"))
     _print_system(console, answer)
+    _print_alignment(console, answer)
+    _print_targets(console, answer)
     messages = [estimate["message"] for estimate in answer["noise_scales"]]
     for estimate in answer["noise_scales"]:
         exponent = f"; |g| ~ B^{estimate['exponent']:.2f}" if estimate["exponent"] is not None else ""
@@ -181,6 +183,48 @@ def _arm_cells(row: dict[str, Any]) -> dict[str, Cell]:
         "T/T0": _with_estimate(row, "time_ratio"),
         "verdict (P)": _verdict(row),
     }
+
+
+def _print_alignment(console: Console, answer: dict[str, Any]) -> None:
+    compared = [row for row in answer["batches"] if row["alignment"]["outcome"] is not None]
+    if not compared:
+        return
+    rows: list[dict[str, Cell]] = [
+        {
+            "B": short(row["train_batch"]),
+            "P x G": f"{short(row['prompts'])} x {short(row['group_size'])}" if row["prompts"] else "-",
+            "rule": row["lr_rule"] or "-",
+            "largest gap": (f"{row['alignment']['gap']:+.3g}", _signed_span(row["alignment"]["interval"])),
+            "at N": short(row["alignment"]["responses"]),
+            "in the band": row["alignment"]["outcome"],
+        }
+        for row in compared
+    ]
+    title = f"scores at equal responses against B = {answer['reference_batch']}, band ± {answer['band']:g}"
+    _print_rows(console, title, rows, optional=("P x G", "at N"))
+    for rule, batch in answer["aligned_up_to"].items():
+        console.print(f"Under the rule '{rule}' no curve leaves the band up to B = {short(batch)}.", soft_wrap=True)
+
+
+def _signed_span(limits: Sequence[float | None] | None) -> str:
+    if limits is None or None in limits:
+        return "(no repeats)"
+    low, high = limits
+    return f"({low:+.2g} to {high:+.2g})"
+
+
+def _print_targets(console: Console, answer: dict[str, Any]) -> None:
+    by_target = answer.get("targets", [])
+    if not by_target:
+        return
+    rows: list[dict[str, Cell]] = []
+    for i, arm in enumerate(by_target[0]["batches"]):
+        group = short(arm["group_size"])
+        cells: dict[str, Cell] = {"B": short(arm["train_batch"]), "G": group, "rule": arm["lr_rule"] or "-"}
+        for entry in by_target:
+            cells[f"{entry['target']:g}"] = _with_estimate(entry["batches"][i], "sample_cost_ratio")
+        rows.append(cells)
+    _print_rows(console, "r_N by target", rows, optional=("G",))
 
 
 def _print_system(console: Console, answer: dict[str, Any]) -> None:

@@ -253,7 +253,7 @@ def to_dataset(run: Run, given: Overrides) -> xr.Dataset:
         _set_other(columns, provenance, notes)
         _set_norm_batch(run, columns, provenance, recipe)
         rate = _learning_rate(recipe, columns, notes)
-        scores, evaluations = _evaluations(run, columns, provenance, recipe)
+        scores, evaluations = _evaluations(run, columns, provenance, recipe, given)
         steady = steady_steps(columns.get("step_seconds"), len(run.step))
     ds = xr.Dataset(
         {
@@ -410,7 +410,7 @@ def _learning_rate(recipe: Recipe, columns: Mapping[str, Array], notes: list[str
 
 
 def _evaluations(
-    run: Run, columns: Mapping[str, Array], provenance: dict[str, str], recipe: Recipe
+    run: Run, columns: Mapping[str, Array], provenance: dict[str, str], recipe: Recipe, option: Overrides
 ) -> tuple[Array, dict[str, Array]]:
     given = run.evaluations
     empty = np.zeros(0)
@@ -421,7 +421,10 @@ def _evaluations(
         provenance.setdefault("evaluation_responses", "responses at the end of the evaluated step")
     seconds = given.seconds if given.seconds is not None else np.full(given.count, np.nan)
     elapsed = given.elapsed
-    if elapsed is None:
+    if elapsed is None and option.step_seconds is not None and not len(run.step):
+        elapsed = responses / recipe.rollout_batch * option.step_seconds
+        provenance["evaluation_elapsed"] = "rollout steps before the evaluation x option step_seconds [s]"
+    elif elapsed is None:
         elapsed = elapsed_at(responses, columns["responses"], columns.get("elapsed"))
         provenance.setdefault("evaluation_elapsed", "elapsed at evaluation_responses [s]")
     wall = given.wall

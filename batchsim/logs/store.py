@@ -139,7 +139,8 @@ def _load_json(path: Path) -> xr.DataTree:
 def _run_from_json(entry: Mapping[str, Any]) -> xr.Dataset:
     import xarray as xr
 
-    variables, coordinates = {}, {}
+    variables: dict[str, Any] = {}
+    coordinates: dict[str, Any] = {}
     for name, stored in entry["variables"].items():
         kind = _dtype(stored["type"])
         values = np.array(stored["values"], dtype=kind).reshape(stored["shape"])
@@ -176,7 +177,7 @@ def _save_netcdf(tree: xr.DataTree, path: Path) -> None:
         # A run's name may hold what a group's may not.
         runs[f"run{place:06d}"] = ds
     stored = xr.DataTree.from_dict(runs)
-    stored.attrs = _flat({**tree.attrs, "schema": SCHEMA, "kind": KIND})
+    stored.attrs = _flat({**_by_name(tree.attrs), "schema": SCHEMA, "kind": KIND})
     stored.to_netcdf(path, engine="h5netcdf")
 
 

@@ -25,6 +25,7 @@ Reference: TRL, GRPOConfig, https://huggingface.co/docs/trl/grpo_trainer.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,6 +49,7 @@ _ARGUMENTS = (
     "model_name_or_path",
     "trl_version",
 )
+_TEXTS = ("model_name_or_path", "trl_version")
 _OPTION = re.compile(
     rf"(?<![\w.])({'|'.join(_ARGUMENTS).replace('_', '[_-]')})['\"]?(?:\s*[:=]\s*|\s+)['\"]?([^\s'\",;)}}]+)"
 )
@@ -75,7 +77,8 @@ def arguments_in(line: str) -> dict[str, str]:
             found[name] = match[1].replace(",", "")
     if match := _VERSION.search(line):
         found["trl_version"] = match[1]
-    return {name: value for name, value in found.items() if value not in ("None", "null")}
+    # DeepSpeed prints dots between a name and its value, and writes "auto" where TRL's argument counts.
+    return {name: value for name, value in found.items() if name in _TEXTS or math.isfinite(number(value))}
 
 
 def arguments_beside(folder: str, notes: list[str]) -> dict[str, str]:
