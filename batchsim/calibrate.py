@@ -46,7 +46,7 @@ from batchsim.learning.lr_rule import EXPONENTS
 from batchsim.learning.noise_scale import NoiseScale
 from batchsim.learning.progress import step_cost, usable_slope
 from batchsim.learning.sample_cost import cost_at_rate
-from batchsim.measure import LEVEL, measure, measure_noise_scale, same_group
+from batchsim.measure import LEVEL, measure, noise_scales_to_target, same_group
 from batchsim.plan import Learning, Plan
 from batchsim.specs.recipe import Recipe
 from batchsim.system.memory import concurrency_max
@@ -175,7 +175,9 @@ def calibrate(
     nodes = {name: node.to_dataset() for name, node in runs.children.items()} if runs is not None else {}
     recipe = _reference_recipe(measured, plan)
     nodes = same_group(nodes, recipe.group_size)
-    estimates = measure_noise_scale(nodes, level=LEVEL) if nodes else []
+    estimates = []
+    if measured is not None and nodes:
+        estimates = noise_scales_to_target(nodes, measured["runs"].to_dataset(), recipe.group_size, level=LEVEL)
     evidence, open_above = _norm_evidence(estimates)
     open_above = open_above and plan.learning.noise_scale is None
     arms = _cost_arms(measured, recipe) if measured is not None else []

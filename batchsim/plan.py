@@ -126,10 +126,16 @@ class Logs:
         Files, folders or globs, relative to the plan's folder.
     pilot_batches : tuple of int [responses]
         Train batches to calibrate on; empty means all. The others are drawn beside the prediction.
+    columns : dict of str to str
+        Quantity to the column that holds it, for tables with names of their own.
+    config : str
+        Configuration file of the runs, relative to the plan's folder.
     """
 
     paths: tuple[str, ...] = ()
     pilot_batches: tuple[Count, ...] = ()
+    columns: dict[str, str] = field(default_factory=dict)
+    config: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)

@@ -259,7 +259,7 @@ def test_file_logger_equals_the_console(shared: Path, tmp_path: Path) -> None:
             pairs = (part.rsplit(":", 1) for part in match[2].split(" - "))
             rows.append({"step": int(match[1]), "data": {key: float(value) for key, value in pairs}})
     text = "".join(json.dumps(row) + "\n" for row in rows)
-    options = {"prompts": 1024, "group_size": 5, "updates_per_rollout": 4, "learning_rate": 1e-6}
+    options: dict[str, Any] = {"prompts": 1024, "group_size": 5, "updates_per_rollout": 4, "learning_rate": 1e-6}
     got, want = only(read_logs(write(tmp_path, text, "a.jsonl"), **options)), only(read_logs(real(shared, "fsdp")))
     xr.testing.assert_equal(got, want)
     assert got.attrs["unused"] == want.attrs["unused"]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from batchsim.logs import keys
 from batchsim.variables import SCHEMA
 
 
@@ -147,7 +148,9 @@ def _run(runs: xr.Dataset, i: int) -> dict[str, Any]:
     return row | {name: interval(run[name].values[0], run[name].values[2]) for name in bounds}
 
 
-def from_prediction(ds: xr.Dataset, compared: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def from_prediction(
+    ds: xr.Dataset, compared: Sequence[dict[str, Any]] = (), *, trainer: str | None = None, epochs: int = 1
+) -> dict[str, Any]:
     """Answer of `predict`.
 
     Parameters
@@ -156,6 +159,10 @@ def from_prediction(ds: xr.Dataset, compared: Sequence[dict[str, Any]] = ()) -> 
         From `predict.predict`.
     compared : sequence of dict
         From `predict.compare`.
+    trainer : str or None
+        Framework whose keys `settings` uses; the one that the measured logs name if None.
+    epochs : int [1]
+        Passes over the data of one rollout step, which the batches alone do not tell.
 
     Returns
     -------
@@ -180,6 +187,7 @@ def from_prediction(ds: xr.Dataset, compared: Sequence[dict[str, Any]] = ()) -> 
         "critical_train_batch": _draw_interval(ds, "critical_train_batch", open_above=attrs["at_least"]),
         "critical_gen_batch": _draw_interval(ds, "critical_gen_batch"),
         "next_run": attrs["next_run"],
+        "settings": _settings(ds, trainer_of_prediction(ds, trainer), epochs),
         "parameters": {
             name: {"interval": _draw_interval(ds, name), "source": attrs["sources"][name]}
             for name in ("noise_scale", "snr_shape", "lr_fraction")
@@ -195,6 +203,39 @@ def from_prediction(ds: xr.Dataset, compared: Sequence[dict[str, Any]] = ()) -> 
         "seed": attrs["seed"],
         "warnings": attrs["warnings"],
     }
+
+
+def trainer_of_prediction(ds: xr.Dataset, trainer: str | None) -> str:
+    """The framework that is named, else that of the measured logs; '' without any."""
+    if trainer is not None:
+        return trainer
+    measured = ds.attrs["measured"]
+    return "" if measured is None else str(measured.attrs["framework"])
+
+
+def _settings(ds: xr.Dataset, trainer: str, epochs: int) -> dict[str, list[str]]:
+    """Lines that run the star and the next run worth measuring; empty where there is none."""
+    next_run = ds.attrs["next_run"]
+    wanted = {"star": ds.attrs["star"], "next_run": None if next_run is None else next_run["train_batch"]}
+    return {which: [] if b is None else _setting(ds, float(b), trainer, epochs) for which, b in wanted.items()}
+
+
+def _setting(ds: xr.Dataset, batch: float, trainer: str, epochs: int) -> list[str]:
+    row = ds.sel(train_batch=batch)
+    rollout, prompts = float(row["rollout_batch"]), float(row["prompts"])
+    updates = rollout * epochs / batch
+    # A reference of another number of epochs, or a candidate between two whole batches, has no settings.
+    if not all(value.is_integer() for value in (batch, prompts, updates)):
+        return []
+    candidate = keys.Candidate(
+        train_batch=int(batch),
+        prompts=int(prompts),
+        group_size=int(ds.attrs["group_size"]),
+        updates_per_rollout=int(updates),
+        epochs=epochs,
+        learning_rate=number(row["learning_rate"]),
+    )
+    return keys.lines(trainer, candidate)
 
 
 def quantiles(values: Any, level: float) -> tuple[float, float, float]:

@@ -67,6 +67,7 @@ mode = "sync"                           # or async
 
 [logs]
 # paths = ["runs/*.log"]                # relative to this file
+# columns = { train_reward = "my_reward" }   # for tables with column names of their own
 # pilot_batches = [512]                 # calibrate on these; the others are drawn beside
 """
 

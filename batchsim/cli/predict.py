@@ -89,14 +89,25 @@ def predict(
     compared = compare(ds, published)
     if plot is not None:
         _save_plot(ds, published, plot)
+    trained = _trained(known, runs)
     if json:
-        answer.write(answer.from_prediction(ds, compared))
+        answer.write(answer.from_prediction(ds, compared, **trained))
     else:
-        table.print_prediction(ds, compared)
+        table.print_prediction(ds, compared, **trained)
         if plot is not None:
             typer.echo(f"plot written to {plot}")
     if ds.attrs["star"] is None:
         raise typer.Exit(NOTHING_TO_RECOMMEND)
+
+
+def _trained(plan: Plan, runs: xr.DataTree | None) -> dict[str, Any]:
+    """What trained the runs, and how many passes it makes: both for lines to paste."""
+    from batchsim.logs.keys import trainer_of
+
+    stated = {int(node.attrs["epochs"]) for node in runs.children.values()} if runs is not None else set()
+    if plan.recipe is not None:
+        stated = {plan.recipe.epochs}
+    return {"trainer": trainer_of(runs), "epochs": stated.pop() if len(stated) == 1 else 1}
 
 
 def _inputs(
@@ -122,6 +133,10 @@ def _inputs(
         raise InputError(
             f"{', '.join(unused)} supply what a log lacks, and no log is given", remedy="put them in [recipe]"
         )
+    if known.logs.columns and given["columns"] is None:
+        given = {**given, "columns": known.logs.columns}
+    if known.logs.config and given["config"] is None:
+        given = {**given, "config": Path(known.source).parent / known.logs.config}
     return known, opt.load_runs(sources, given) if sources else None
 
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from batchsim.cli.answer import from_measurement, from_prediction
+from batchsim.cli.answer import from_measurement, from_prediction, trainer_of_prediction
+from batchsim.logs import keys
 
 WIDE = 200
 """Columns where the output is not a terminal, so that tables in a file are not wrapped."""
@@ -27,7 +28,8 @@ CLAIMS = {
 COLOURS = {"wins": "green", "loses": "red", "undecided": "yellow"}
 
 
-def _console() -> Console:
+def make_console() -> Console:
+    """A console as wide as the terminal, or wide enough for a file."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=WIDE, height=HEIGHT)
 
@@ -99,7 +101,7 @@ def _percent(level: float) -> str:
 Cell = str | tuple[str, str]
 
 
-def _print_rows(
+def print_rows(
     console: Console, title: str, rows: Sequence[dict[str, Cell]], *, optional: Sequence[str] = (), caption: str = ""
 ) -> None:
     """Print rows as a table that fits: intervals move below their estimates, then optional columns go.
@@ -141,7 +143,8 @@ def _style(cell: Cell) -> str:
     return COLOURS.get(cell if isinstance(cell, str) else cell[0], "")
 
 
-def _notes(console: Console, warnings: Sequence[str]) -> None:
+def print_notes(console: Console, warnings: Sequence[str]) -> None:
+    """Print sentences as a list, never cut."""
     for sentence in warnings:
         console.print(Text(f"- {sentence}", style="dim" if console.is_terminal else ""), soft_wrap=True)
 
@@ -149,12 +152,12 @@ def _notes(console: Console, warnings: Sequence[str]) -> None:
 def print_measurement(measured: xr.DataTree, by_target: xr.Dataset | None = None) -> None:
     """Print the arms of a measurement, its alignment and noise scales, and what it cannot say."""
     answer = from_measurement(measured, by_target)
-    console = _console()
+    console = make_console()
     scored = answer["metric"] and answer["target"] is not None
     goal = f"{answer['metric']} >= {answer['target']:g}" if scored else "no target"
     rows = [_arm_cells(row) for row in answer["batches"]]
     title = f"measured: {goal}; ratios to B = {answer['reference_batch']}, central {_percent(answer['level'])}"
-    _print_rows(console, title, rows, optional=("runs", "P x G", "T", "rate", "N*"))
+    print_rows(console, title, rows, optional=("runs", "P x G", "T", "rate", "N*"))
     _print_system(console, answer)
     _print_alignment(console, answer)
     _print_targets(console, answer)
@@ -163,7 +166,7 @@ def print_measurement(measured: xr.DataTree, by_target: xr.Dataset | None = None
         exponent = f"; |g| ~ B^{estimate['exponent']:.2f}" if estimate["exponent"] is not None else ""
         console.print(f"{estimate['message']}{exponent}", soft_wrap=True)
     runs = [f"{r['run']}: {w}" for r in answer["runs"] for w in r["warnings"]]
-    _notes(console, [w for w in answer["warnings"] if w not in messages] + runs[:20])
+    print_notes(console, [w for w in answer["warnings"] if w not in messages] + runs[:20])
     if len(runs) > 20:
         console.print(f"- and {len(runs) - 20} more notes on single runs; --json lists all", soft_wrap=True)
 
@@ -201,7 +204,7 @@ def _print_alignment(console: Console, answer: dict[str, Any]) -> None:
         for row in compared
     ]
     title = f"scores at equal responses against B = {answer['reference_batch']}, band ± {answer['band']:g}"
-    _print_rows(console, title, rows, optional=("P x G", "at N"))
+    print_rows(console, title, rows, optional=("P x G", "at N"))
     for rule, batch in answer["aligned_up_to"].items():
         console.print(f"Under the rule '{rule}' no curve leaves the band up to B = {short(batch)}.", soft_wrap=True)
 
@@ -224,7 +227,7 @@ def _print_targets(console: Console, answer: dict[str, Any]) -> None:
         for entry in by_target:
             cells[f"{entry['target']:g}"] = _with_estimate(entry["batches"][i], "sample_cost_ratio")
         rows.append(cells)
-    _print_rows(console, "r_N by target", rows, optional=("G",))
+    print_rows(console, "r_N by target", rows, optional=("G",))
 
 
 def _print_system(console: Console, answer: dict[str, Any]) -> None:
@@ -246,7 +249,7 @@ def _print_system(console: Console, answer: dict[str, Any]) -> None:
             cells["first evaluation"] = seconds(row["first_evaluation_time"])
             cells["ratio"] = short(row["first_evaluation_time_ratio"])
         rows.append(cells)
-    _print_rows(
+    print_rows(
         console,
         "steady rollout steps (responses/s, s)",
         rows,
@@ -255,20 +258,37 @@ def _print_system(console: Console, answer: dict[str, Any]) -> None:
     )
 
 
-def print_prediction(ds: xr.Dataset, compared: Sequence[dict[str, Any]] = ()) -> None:
-    """Print candidates, the recommendation, what it rests on, and measurements beside it."""
-    answer = from_prediction(ds, compared)
-    console = _console()
+def print_prediction(
+    ds: xr.Dataset, compared: Sequence[dict[str, Any]] = (), *, trainer: str | None = None, epochs: int = 1
+) -> None:
+    """Print candidates, the recommendation, what it rests on, measurements beside it, and lines to paste."""
+    answer = from_prediction(ds, compared, trainer=trainer, epochs=epochs)
+    console = make_console()
     title = (
         f"predicted: rule '{answer['lr_rule']}', ratios to B = {answer['reference_batch']}; "
         f"median (central {_percent(answer['level'])})"
     )
     rows = [_candidate_cells(row, answer, ds) for row in answer["batches"]]
-    _print_rows(console, title, rows, optional=("waits for", "prompts", "T", "GPU-hours", "rate", "USD"))
+    print_rows(console, title, rows, optional=("waits for", "prompts", "T", "GPU-hours", "rate", "USD"))
     for sentence in _sentences(answer):
         console.print(sentence, soft_wrap=True)
     _print_comparison(console, answer["compared"])
-    _notes(console, answer["warnings"])
+    print_notes(console, answer["warnings"])
+    _print_settings(console, answer, trainer_of_prediction(ds, trainer))
+
+
+def _print_settings(console: Console, answer: dict[str, Any], trainer: str) -> None:
+    """Lines to paste for the star and for the next run; one line stands behind its sentence, several below it."""
+    name = keys.title(trainer)
+    behind, next_run = f" with {name}:" if name else ", as a plan:", answer["next_run"]
+    sentences = {"star": f"To run the star{behind}"}
+    if next_run is not None:
+        sentences["next_run"] = f"To measure B = {next_run['train_batch']:g}{behind}"
+    for which, sentence in sentences.items():
+        lines = answer["settings"][which]
+        if lines:
+            text = [f"{sentence} {lines[0]}"] if len(lines) == 1 else [sentence, *lines]
+            console.print(Text("\n".join(text)), soft_wrap=True)
 
 
 def _candidate_cells(row: dict[str, Any], answer: dict[str, Any], ds: xr.Dataset) -> dict[str, Cell]:
@@ -305,7 +325,7 @@ def _print_comparison(console: Console, compared: Sequence[dict[str, Any]]) -> N
         }
         for row in compared
     ]
-    _print_rows(console, "predicted beside measured", rows, optional=("covered", "error"))
+    print_rows(console, "predicted beside measured", rows, optional=("covered", "error"))
 
 
 def _sentences(answer: dict[str, Any]) -> list[str]:

@@ -242,7 +242,7 @@ class Source:
     def _unpacked(self, file: IO[bytes]) -> Iterator[bytes]:
         some = False
         try:
-            with gzip.GzipFile(fileobj=file) as unpacked:
+            with gzip.GzipFile(fileobj=file, mode="rb") as unpacked:
                 # read1 hands over what it has; read would lose a block that the end of the file cuts.
                 while part := unpacked.read1(_BLOCK):
                     some = True
@@ -333,6 +333,9 @@ def _expand(path: str) -> list[tuple[str, bool]]:
     """Files behind one argument, each with whether the user named it."""
     if path == "-":
         return [(path, True)]
+    if not path:
+        # Path("") is the current folder, and an unset shell variable is not meant to be.
+        raise InputError("no such file: the name is empty", remedy="name a file, a folder, a glob or -")
     try:
         here = Path(path)
         if here.is_dir():

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from batchsim.errors import InputError
 from batchsim.variables import VARIABLES, set_attrs
@@ -32,6 +33,8 @@ SCHEMA = 1
 KIND = "batchsim runs"
 _NESTED = "json_attributes"
 _RUN = "run"
+# Text that HDF5 cannot hold as it is: NULs, halves of surrogate pairs.
+_ESCAPED = "text as JSON"
 _ENDINGS = ".nc or .json"
 
 
@@ -173,11 +176,15 @@ def _save_netcdf(tree: xr.DataTree, path: Path) -> None:
     for place, (name, node) in enumerate(tree.children.items()):
         ds = node.to_dataset().copy()
         types = {str(variable): _type(values) for variable, values in ds.variables.items()}
+        for variable in [variable for variable, kind in types.items() if kind == "text"]:
+            if not all(map(str.isprintable, ds[variable].values.flat)):
+                types[variable] = _ESCAPED
+                ds[variable] = (ds[variable].dims, _mapped(json.dumps, ds[variable].values))
         ds.attrs = _flat({**ds.attrs, _RUN: {"name": name, "types": types}})
         # A run's name may hold what a group's may not.
         runs[f"run{place:06d}"] = ds
     stored = xr.DataTree.from_dict(runs)
-    stored.attrs = _flat({**_by_name(tree.attrs), "schema": SCHEMA, "kind": KIND})
+    stored.attrs = _flat({**tree.attrs, "schema": SCHEMA, "kind": KIND})
     stored.to_netcdf(path, engine="h5netcdf")
 
 
@@ -206,15 +213,17 @@ def _as_before(ds: xr.Dataset, types: Mapping[str, str]) -> xr.Dataset:
     parts: dict[bool, dict[str, Any]] = {True: {}, False: {}}
     for name, kind in types.items():
         variable = ds.variables[name]
-        parts[name in ds.coords][name] = (variable.dims, variable.values.astype(_dtype(kind)))
+        values = _mapped(json.loads, variable.values) if kind == _ESCAPED else variable.values
+        parts[name in ds.coords][name] = (variable.dims, values.astype(_dtype(kind)))
     ordered = xr.Dataset(parts[False], coords=parts[True])
     ordered.attrs = ds.attrs
     return ordered
 
 
-def _flat(attributes: Mapping[str, object]) -> dict[str, object]:
+def _flat(attributes: Mapping[Any, object]) -> dict[str, object]:
     """Attributes that NetCDF can hold."""
-    flat, nested = {}, []
+    flat: dict[str, object] = {}
+    nested: list[str] = []
     for name, value in attributes.items():
         if _storable(value):
             flat[name] = value
@@ -252,7 +261,12 @@ def _type(variable: xr.Variable) -> str:
 
 
 def _dtype(kind: str) -> np.dtype[Any]:
-    return np.dtype(np.str_ if kind == "text" else kind)
+    return np.dtype(np.str_ if kind in ("text", _ESCAPED) else kind)
+
+
+def _mapped(function: Callable[[str], str], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    mapped = np.array([function(text) for text in values.flat], dtype=np.str_)
+    return mapped.reshape(values.shape)
 
 
 def _tree(runs: Mapping[str, xr.Dataset], attributes: Mapping[str, Any]) -> xr.DataTree:

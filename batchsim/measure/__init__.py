@@ -31,7 +31,7 @@ import xarray as xr
 from batchsim.errors import InputError
 from batchsim.measure.alignment import BAND, aligned_up_to, measure_alignment
 from batchsim.measure.limits import limits
-from batchsim.measure.norms import measure_noise_scale, noise_scale_record, same_group
+from batchsim.measure.norms import measure_noise_scale, noise_scale_record, noise_scales_to_target, same_group
 from batchsim.measure.ratios import BOUNDS, measure_arms, run_set
 from batchsim.measure.runs import (
     RULE_TOLERANCE,
@@ -62,6 +62,7 @@ __all__ = [
     "measure_noise_scale",
     "measure_targets",
     "noise_scale_record",
+    "noise_scales_to_target",
     "same_group",
 ]
 
@@ -132,9 +133,11 @@ def measure(
     band = one_point(nodes, metric) if band is None else band
     arm_set = arm_set.merge(measure_alignment(arms, chosen, goal, level=level, band=band))
     arm_set.attrs = {"reference": chosen, "is_asked": reference is None or asked is not None}
-    noise_scales = measure_noise_scale(same_group(nodes, arms[chosen][0].ds.attrs.get("group_size")), level=level)
+    runs_read = run_set(read)
+    group = arms[chosen][0].ds.attrs.get("group_size")
+    noise_scales = noise_scales_to_target(nodes, runs_read, group, level=level)
     warnings += limits(arm_set, read, metric, target, noise_scales) + other_changes(read)
-    tree = xr.DataTree.from_dict({"arms": arm_set, "runs": run_set(read)})
+    tree = xr.DataTree.from_dict({"arms": arm_set, "runs": runs_read})
     tree.attrs = {
         "target": target,
         "metric": metric,

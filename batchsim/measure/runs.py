@@ -219,7 +219,8 @@ def coarsen(ds: xr.Dataset, spacing: float) -> xr.Dataset:
         With the first evaluation at or after each multiple of the spacing.
     """
     n = ds["evaluation_responses"].values
-    cell = np.ceil(n / spacing * (1 - 1e-9))
+    # Evaluations may be sums of the numbers that the spacing is made of.
+    cell = np.floor(n / spacing * (1 + 1e-9))
     _, first = np.unique(cell, return_index=True)
     return ds.isel(evaluation=np.sort(first))
 
