@@ -519,6 +519,12 @@ def test_json(cli: Cli, tmp_path: Path) -> None:
     assert [phase["share"] for phase in run["phases"]] == pytest.approx([0.6, 0.3, 0.095, 0.005, 1])
 
 
+def test_help_names_the_options(cli: Cli) -> None:
+    out = cli("--help")
+    for option in ("--prompts", "--group-size", "--step-seconds", "--chunks", "--config", "--column", "--json"):
+        assert option in out
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_no_number_is_cut_on_a_terminal(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int

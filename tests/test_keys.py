@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchsim.cli import main
 from batchsim.cli.answer import from_prediction
 from batchsim.errors import InputError
 from batchsim.logs import read_logs
@@ -274,3 +276,27 @@ def test_no_star_has_no_settings(tmp_path: Path) -> None:
     ds = predict(read_plan(path), draws=200)
     answer = from_prediction(ds.assign_attrs(star=None, next_run=None))
     assert answer["settings"] == {"star": [], "next_run": []}
+
+
+def test_predict_ends_with_lines_in_the_users_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            main(["predict", *arguments, "--draws", "200"])
+        assert stop.value.code == 0
+        return capsys.readouterr().out
+
+    sweep = ("--example", "verl-sweep", "--target", "0.55", "--pilot", "128,256")
+    answer = json.loads(printed(*sweep, "--json"))
+    (star,) = answer["settings"]["star"]
+    prompts = answer["star"] // 8
+    assert star.startswith(
+        f"data.train_batch_size={prompts} actor_rollout_ref.rollout.n=8 "
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts} actor_rollout_ref.actor.optim.lr="
+    )
+    expected = [f"To run the star with verl: {star}"]
+    if answer["next_run"] is not None:
+        (following,) = answer["settings"]["next_run"]
+        expected.append(f"To measure B = {answer['next_run']['train_batch']:g} with verl: {following}")
+    assert printed(*sweep).splitlines()[-len(expected) :] == expected
+    out = printed("--example", "li2026-grpo")
+    assert "\nTo run the star, as a plan:\n[recipe]\nprompts = " in out

@@ -223,8 +223,8 @@ _REMEDIES: dict[str, dict[str, str]] = {
         "": "wall-clock T is unknown: a column evaluation_seconds",
     },
     "eval_samples": {
-        "verl": "the evaluation's own noise is unknown: keep the console's 'dataset len:' lines (which tell the size of one "
-        "data set only), or give measure --score-error",
+        "verl": "the evaluation's own noise is unknown: keep the console's 'dataset len:' lines (which tell one "
+        "data set's size only), or give measure --score-error",
         "": "the evaluation's own noise is unknown: a column eval_samples, or measure --score-error",
     },
     "response_length": {"": "a trend of the lengths, which bends the step time, stays unseen"},

@@ -367,7 +367,7 @@ def check_cold_start(ds: xr.Dataset) -> Check:
     slow = seconds[first:] > COLD_RATIO * np.median(steady)
     leading = int(np.argmin(slow)) if not slow.all() else slow.size
     message = f"the first step takes {ratio:.2f} steady medians"
-    effect = f"the first {leading} are slow; steady steps begin at the third, elapsed time counts all"
+    effect = f"slow steps at the start: {leading}; steady steps begin at the third, elapsed time counts all"
     return _judged("cold_start", ratio, COLD_RATIO, message, good=ratio <= COLD_RATIO, effect=effect)
 
 

@@ -466,6 +466,8 @@ def _attributes(
         "updates_per_rollout": recipe.updates_per_rollout,
         "epochs": recipe.epochs,
         "learning_rate": rate,
+        # Tokens over mean length, beside what is stated; only this reader has them.
+        "inferred_rollout_batch": run.inferred_rollout_batch if run.framework == "verl" else None,
         **run.facts,
     }
     return {

@@ -1,0 +1,91 @@
+"""What the README and the docs promise is what the program prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchsim.cli import main
+from batchsim.plan import Plan
+from batchsim.specs.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    assert not stopped.value.code
+    return capsys.readouterr().out
+
+
+def test_the_readmes_answer_is_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    block = README.split("```")[1].strip()
+    command, _, answer = block.partition("\n")
+    out = printed(capsys, *command.removeprefix("$ batchsim ").split())
+    sentences = [line for line in answer.splitlines() if line[:1].isalpha()]
+    assert len(sentences) >= 6
+    for sentence in sentences:
+        assert sentence in out
+    # The table is shown in the shape of a narrower terminal; its numbers are the same.
+    numbers = re.findall(r"\d[\d,.e-]*\d", "".join(line for line in answer.splitlines() if line[:1] == " "))
+    assert len(numbers) > 40
+    missing = [n for n in numbers if n not in out]
+    assert not missing
+
+
+def test_the_readme_holds_exactly_two_set_up_commands() -> None:
+    blocks = re.findall(r"^```sh\n(.*?)\n```$", README, re.M | re.S)
+    assert len(blocks) == 2
+    assert all("-m venv" in block and "\n" not in block for block in blocks)
+
+
+def test_every_link_leads_to_a_file() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_key_of_a_plan_is_documented() -> None:
+    text = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    plan = Plan(recipe=Recipe(prompts=1))
+    for section in dataclasses.fields(Plan):
+        if section.name == "source":
+            continue
+        assert f"[{section.name}]" in text
+        names = [f.name for f in dataclasses.fields(getattr(plan, section.name))]
+        assert names
+        assert [name for name in names if name not in text] == []
+
+
+def keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys(inner)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("measure", "--example", "verl-sweep", "--targets", "0.5,0.55"),
+        ("predict", "--example", "verl-sweep", "--target", "0.55", "--gpus", "8", "--price", "2"),
+        ("explain", "--example", "verl-sweep"),
+    ],
+)
+def test_every_key_of_an_answer_is_documented(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    answer = json.loads(printed(capsys, *arguments, "--json"))
+    text = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"\w+", text))
+    rules = {"sqrt", "fixed", "linear", "user", "tuned", "invariant"}
+    assert sorted(set(keys(answer)) - words - rules) == []
