@@ -1,7 +1,8 @@
 r"""From pilots and priors to the parameters of both sides, with draws.
 
-Learning side. The noise scale B_noise is drawn from prior times norm likelihood, the shape k and the fraction
-c_0 of the optimal rate from priors, and all are weighted by what arms say (sampling, importance, resampling):
+Learning side. The noise scale B_noise is drawn from prior times norm likelihood, the shape k, the fraction c_0 of
+the optimal rate, the penalty's shape p and the curvature ratio from priors, and all are weighted by what arms say
+(sampling, importance, resampling):
 
     gradient norms       profile Student likelihood of |G|^2 - tr(Sigma)/B_noise = 0
     N* of the arms       log N*_i ~ log N*_0 + log r_N(B_i, eta_i; B_noise, k, c_0), N*_0 profiled out,
@@ -12,7 +13,9 @@ c_0 of the optimal rate from priors, and all are weighted by what arms say (samp
 Priors: B_noise log-uniform over 200 to 50,000 responses (published recipes cluster at 1k to 8k responses
 per update, and B_noise of 0.65k to 20k has been measured in RL); drift with probability 1/2, else k
 log-uniform over 1/2 to 4 (an isotropic softmax world has 1/2, a small transformer .56 to .78, tuned
-pretraining prefers drift); c_0 uniform over 0.01 to 0.5. What no pilot identifies keeps its prior, and the
+pretraining prefers drift); c_0 uniform over 0.01 to 0.5; p uniform over -1 (quadratic) to 0.5 and h_ratio
+log-uniform over 0.2 to 1 (a small transformer asks for p of .2 to .35 and h_ratio of .2 to .5; nothing else measured
+tells, so that transformer is no independent test of these two). What no pilot identifies keeps its prior, and the
 calibration says so and names the run that would tell.
 
 System side. The affine law of the step time with its covariance and its unknown plateau (`step_time`),
@@ -53,20 +56,27 @@ from batchsim.system.memory import concurrency_max
 from batchsim.system.pipeline import capped_throughput
 from batchsim.system.step_time import StepTimeFit, draw_law, fit_means, fit_step_time
 
-PRIOR_DRAWS = 20_000
+PRIOR_DRAWS = 40_000
 GRID = 4001
 NOISE_SCALE_PRIOR = (200.0, 50_000.0)
 SNR_SHAPE_PRIOR = (0.5, 4.0)
 DRIFT_PROBABILITY = 0.5
 LR_FRACTION_PRIOR = (0.01, 0.5)
+PENALTY_SHAPE_PRIOR = (-1.0, 0.5)
+CURVATURE_RATIO_PRIOR = (0.2, 1.0)
 RUN_SPREAD = 0.1
 """Relative spread of N* over runs where no repeat shows it. Reference convergence points scatter by 2-5 % in
 language-model pretraining and 5-15 % elsewhere (6 to 197 seeds each)."""
 LAW_ERROR = 0.12
 """Standard deviation of log r_N per square root of an octave beyond the measured batches."""
 MIN_EFFECTIVE_DRAWS = 100
-PARAMETERS = 3
-"""B_noise, k and c_0, the free parameters of the learning side."""
+PARAMETERS = 5
+"""B_noise, k, c_0, p and h_ratio, the free parameters of the learning side."""
+RELATIVE_REFERENCE_ERROR = 1e-3
+"""Relative error of the reference's own time where only ratios to it are stated: ratios carry the error."""
+STATED_DOF = 30.0
+"""Degrees of freedom of errors that a plan states: near normal."""
+LEARNING = ("noise_scale", "snr_shape", "lr_fraction", "penalty_shape", "curvature_ratio")
 
 Floats = NDArray[np.float64]
 
@@ -79,8 +89,9 @@ class Calibration:
     ----------
     recipe : Recipe
         The reference.
-    noise_scale, snr_shape, lr_fraction : ndarray, (draw,) [responses], [1], [1]
-    curvature_ratio : float [1]
+    noise_scale, snr_shape, lr_fraction, penalty_shape, curvature_ratio : ndarray, (draw,) [responses], [1], ...
+    law_misfit : float [1]
+        Standard deviation of log r_N by which the law misses the measured arms beyond their errors.
     stages : dict
         Arguments of `system.pipeline.throughput`, floats or (draw,).
     absolute : bool
@@ -105,7 +116,9 @@ class Calibration:
     noise_scale: Floats
     snr_shape: Floats
     lr_fraction: Floats
-    curvature_ratio: float
+    penalty_shape: Floats
+    curvature_ratio: Floats
+    law_misfit: float
     stages: dict[str, Any]
     absolute: bool
     responses_to_target: Floats | None
@@ -121,7 +134,7 @@ class Calibration:
     def summary(self) -> str:
         """Text table of every parameter: median, central 80 % interval, where it comes from."""
         lines = [f"{'parameter':<22} {'median':>10} {'10 %':>10} {'90 %':>10}  source"]
-        for name in ("noise_scale", "snr_shape", "lr_fraction"):
+        for name in LEARNING:
             low, mid, high = np.quantile(getattr(self, name), [0.1, 0.5, 0.9], method="nearest")
             lines.append(f"{name:<22} {mid:>10.4g} {low:>10.4g} {high:>10.4g}  {self.sources[name]}")
         for name, value in self.stages.items():
@@ -139,6 +152,7 @@ def calibrate(
     target: float | None = None,
     metric: str | None = None,
     draws: int = 2000,
+    level: float = LEVEL,
     seed: int = 0,
 ) -> Calibration:
     """Fit what pilots identify and draw the rest from priors.
@@ -152,6 +166,8 @@ def calibrate(
     target, metric
         As in `measure`; the plan's own if None.
     draws : int
+    level : float [1]
+        Coverage of the noise-scale limits that decide whether it stays open above.
     seed : int
 
     Returns
@@ -168,8 +184,8 @@ def calibrate(
     rng = np.random.default_rng(seed)
     target = plan.target.score if target is None else target
     metric = (plan.target.metric or None) if metric is None else metric
-    warnings = plan.warnings()
-    measured = measure(runs, target=target, metric=metric, seed=seed) if runs is not None else None
+    warnings = plan.warnings(with_logs=runs is not None)
+    measured = measure(runs, target=target, metric=metric, level=level, seed=seed) if runs is not None else None
     if measured is not None:
         warnings += [w for w in measured.attrs["warnings"] if "noise scale" not in w and "noise-scale" not in w]
     nodes = {name: node.to_dataset() for name, node in runs.children.items()} if runs is not None else {}
@@ -177,11 +193,11 @@ def calibrate(
     nodes = same_group(nodes, recipe.group_size)
     estimates = []
     if measured is not None and nodes:
-        estimates = noise_scales_to_target(nodes, measured["runs"].to_dataset(), recipe.group_size, level=LEVEL)
+        estimates = noise_scales_to_target(nodes, measured["runs"].to_dataset(), recipe.group_size, level=level)
     evidence, open_above = _norm_evidence(estimates)
     open_above = open_above and plan.learning.noise_scale is None
     arms = _cost_arms(measured, recipe) if measured is not None else []
-    learning, log_n0, sources = _draw_learning(
+    learning, log_n0, law_misfit, sources = _draw_learning(
         plan.learning, recipe, evidence, arms, draws=draws, rng=rng, warnings=warnings
     )
     fit, stages, absolute = _system(nodes, plan, recipe, draws=draws, rng=rng, sources=sources, warnings=warnings)
@@ -194,7 +210,7 @@ def calibrate(
     return Calibration(
         recipe=recipe,
         **learning,
-        curvature_ratio=plan.learning.curvature_ratio,
+        law_misfit=law_misfit,
         stages=stages,
         absolute=absolute,
         responses_to_target=n0,
@@ -278,6 +294,9 @@ def _cost_arms(measured: xr.DataTree, recipe: Recipe) -> list[_Arm]:
         arm = ds.isel(arm=i)
         low, centre, high = arm["responses_to_target"].values
         rate = float(arm["learning_rate"]) / (recipe.learning_rate or math.nan)
+        if not np.isfinite(rate) and float(arm["train_batch"]) == recipe.train_batch:
+            # The reference is at its own rate, whatever that is.
+            rate = 1.0
         group = float(arm["group_size"])
         other_group = np.isfinite(group) and group != recipe.group_size
         if not np.isfinite(centre) or not np.isfinite(rate) or other_group:
@@ -306,19 +325,27 @@ def _draw_learning(
     draws: int,
     rng: np.random.Generator,
     warnings: list[str],
-) -> tuple[dict[str, Floats], Floats | None, dict[str, str]]:
-    """Posterior draws of (noise_scale, snr_shape, lr_fraction), of log N*_0, and where each comes from."""
+) -> tuple[dict[str, Floats], Floats | None, float, dict[str, str]]:
+    """Posterior draws of the learning side, of log N*_0, the law's misfit, and where each parameter comes from."""
     prior = _draw_prior(given, norms, rng)
     log_weight = np.zeros(PRIOR_DRAWS)
-    log_n0 = np.full(PRIOR_DRAWS, np.nan)
+    log_n0, law_misfit = np.full(PRIOR_DRAWS, np.nan), 0.0
     if arms:
-        misfit, centre, error = _arm_misfit(arms, recipe, given, prior)
+        misfit, centre, error = _arm_misfit(arms, recipe, prior)
         scale = _excess(misfit, arms, warnings)
         log_weight -= misfit / (2 * scale)
         error = error * math.sqrt(scale)
+        law_misfit = math.sqrt((scale - 1) * float(np.mean([a.error**2 for a in arms])))
         log_n0 = centre + error * rng.standard_normal(PRIOR_DRAWS)
     for seen in given.observed:
-        log_weight += _interval_likelihood(seen, recipe, given, prior)
+        log_weight += _interval_likelihood(seen, recipe, prior)
+    if not np.isfinite(log_weight).any():
+        raise InputError(
+            "no draw of the priors can explain the measured sample costs: under every one of them a measured recipe "
+            "makes training diverge, or a stated ratio is impossible",
+            remedy="check the learning rates and ratios; leave out the run or [[learning.observed]] entry at the "
+            "highest rate, or give penalty_shape and lr_fraction intervals that allow it",
+        )
     weight = np.exp(log_weight - log_weight.max())
     weight /= weight.sum()
     effective = 1 / float(np.sum(weight**2))
@@ -337,9 +364,11 @@ def _draw_learning(
         "noise_scale": _source(given.noise_scale, bool(norms) or informed),
         "snr_shape": _source(given.snr_shape, informed),
         "lr_fraction": _source(given.lr_fraction, probed),
+        "penalty_shape": _source(given.penalty_shape, probed),
+        "curvature_ratio": _source(given.curvature_ratio, probed),
     }
     warnings += _unidentified_learning(sources, recipe)
-    return chosen, log_n0[picks] if arms else None, sources
+    return chosen, log_n0[picks] if arms else None, law_misfit, sources
 
 
 def _source(given: object, informed: bool) -> str:
@@ -380,7 +409,7 @@ def _draw_noise_scale(given: Learning, norms: list[NoiseScale], rng: np.random.G
     else:
         return np.full(PRIOR_DRAWS, float(given.noise_scale))
     if norms:
-        # Estimates that disagree enter as a mixture with equal weights.
+        # Several estimates, which share data, enter as a mixture with equal weights.
         likelihood = np.stack([e.log_likelihood(np.exp(grid)) for e in norms])
         log_density = log_density + np.logaddexp.reduce(likelihood, axis=0)
     mass = np.cumsum(np.exp(log_density - log_density.max()))
@@ -396,24 +425,41 @@ def _draw_prior(given: Learning, norms: list[NoiseScale], rng: np.random.Generat
         shape = np.where(rng.uniform(size=n) < DRIFT_PROBABILITY, np.inf, shape)
     else:
         shape = np.full(n, np.inf if given.snr_shape == "drift" else float(given.snr_shape))
-    fraction = given.lr_fraction if given.lr_fraction is not None else LR_FRACTION_PRIOR
-    lr_fraction = rng.uniform(*fraction, size=n) if isinstance(fraction, tuple) else np.full(n, float(fraction))
-    return {"noise_scale": noise, "snr_shape": shape, "lr_fraction": lr_fraction}
+    return {
+        "noise_scale": noise,
+        "snr_shape": shape,
+        "lr_fraction": _uniform(given.lr_fraction, LR_FRACTION_PRIOR, rng),
+        "penalty_shape": _uniform(given.penalty_shape, PENALTY_SHAPE_PRIOR, rng),
+        "curvature_ratio": np.exp(_uniform(_logarithm(given.curvature_ratio), _logarithm(CURVATURE_RATIO_PRIOR), rng)),
+    }
 
 
-def _log_cost(
-    train_batch: float, learning_rate_ratio: float, recipe: Recipe, given: Learning, prior: dict[str, Floats]
-) -> Floats:
+def _uniform(given: Any, prior: Any, rng: np.random.Generator) -> Floats:
+    """Draws of a given value, or uniform ones between given or prior limits."""
+    chosen = prior if given is None else given
+    if isinstance(chosen, tuple):
+        return rng.uniform(chosen[0], chosen[1], size=PRIOR_DRAWS)
+    return np.full(PRIOR_DRAWS, float(chosen))
+
+
+def _logarithm(value: Any) -> Any:
+    if value is None:
+        return None
+    return tuple(math.log(v) for v in value) if isinstance(value, tuple) else math.log(value)
+
+
+def _log_cost(train_batch: float, learning_rate_ratio: float, recipe: Recipe, prior: dict[str, Floats]) -> Floats:
     """Log r_N of a batch at a stated rate, per prior draw."""
     b0, noise = float(recipe.train_batch), prior["noise_scale"]
     slope = {"noise_scale": noise, "snr_shape": prior["snr_shape"], "optimizer": recipe.optimizer}
-    bend = {"noise_scale": noise, "curvature_ratio": given.curvature_ratio, "optimizer": recipe.optimizer}
+    bend = {"noise_scale": noise, "curvature_ratio": prior["curvature_ratio"], "optimizer": recipe.optimizer}
     cost = cost_at_rate(
         train_batch / b0,
         learning_rate_ratio=learning_rate_ratio,
         lr_fraction=prior["lr_fraction"],
         slope_ratio=usable_slope(b0, **slope) / usable_slope(train_batch, **slope),  # type: ignore[arg-type]
         cost_ratio=step_cost(train_batch, **bend) / step_cost(b0, **bend),  # type: ignore[arg-type]
+        penalty_shape=prior["penalty_shape"],
     )
     return np.log(cost)
 
@@ -436,13 +482,11 @@ def law_error(train_batch: Any, measured_batches: tuple[float, ...]) -> Floats:
     return np.asarray(LAW_ERROR * np.sqrt(np.maximum(outside, 0.0)))
 
 
-def _arm_misfit(
-    arms: list[_Arm], recipe: Recipe, given: Learning, prior: dict[str, Floats]
-) -> tuple[Floats, Floats, float]:
+def _arm_misfit(arms: list[_Arm], recipe: Recipe, prior: dict[str, Floats]) -> tuple[Floats, Floats, float]:
     """Sum of squared studentised residuals per draw with log N*_0 profiled out, its estimate and its error."""
     reference = (float(recipe.train_batch),)
     residual = np.stack(
-        [a.log_responses - _log_cost(a.train_batch, a.learning_rate_ratio, recipe, given, prior) for a in arms]
+        [a.log_responses - _log_cost(a.train_batch, a.learning_rate_ratio, recipe, prior) for a in arms]
     )
     # A rate away from its reference extrapolates the law as much as a batch does.
     away = [
@@ -475,12 +519,14 @@ def _excess(misfit: Floats, arms: list[_Arm], warnings: list[str]) -> float:
     return max(1.0, excess)
 
 
-def _interval_likelihood(seen: Any, recipe: Recipe, given: Learning, prior: dict[str, Floats]) -> Floats:
+def _interval_likelihood(seen: Any, recipe: Recipe, prior: dict[str, Floats]) -> Floats:
     """Log-probability that log(S/S_0) falls into a stated interval, per prior draw."""
     batch = seen.prompts * recipe.group_size * recipe.epochs / recipe.updates_per_rollout
     x = batch / recipe.train_batch
-    log_updates = _log_cost(batch, x ** EXPONENTS[seen.lr_rule], recipe, given, prior) - math.log(x)
-    z_low, z_high = ((limit - log_updates) / seen.relative_error for limit in np.log(seen.updates_ratio))
+    log_updates = _log_cost(batch, x ** EXPONENTS[seen.lr_rule], recipe, prior) - math.log(x)
+    # A ratio has the errors of two runs, and the law its own.
+    error = math.hypot(math.sqrt(2) * seen.relative_error, float(law_error(batch, (float(recipe.train_batch),))))
+    z_low, z_high = ((limit - log_updates) / error for limit in np.log(seen.updates_ratio))
     with np.errstate(invalid="ignore"):
         inside = -(z_low**2) / 2 if seen.updates_ratio[0] == seen.updates_ratio[1] else _log_normal_mass(z_low, z_high)
     return np.where(np.isfinite(log_updates), inside, -np.inf)
@@ -539,6 +585,13 @@ def _system(
             f"throughput; r_q above it spans every plateau up to the affine law's; a few steps at "
             f"{4 * fit.rollout_batch[-1]:g} would tell"
         )
+    if fit.success and (fit.update_time_intercept < 0 or fit.update_time_slope <= 0):
+        shown = ", ".join(f"{t:.4g} at {r:g}" for r, t in zip(fit.rollout_batch, fit.step_time, strict=True))
+        warnings.append(
+            f"step times ({shown} responses) are no affine law with a shared and a per-response part: they rise faster "
+            "than in proportion, or fall; the forecast takes the nearest such law, so its r_q is not the measured one, "
+            "and a larger batch may be slower than it says; compare `batchsim measure`"
+        )
     sources["step_time"] = source if fit.success else f"{source}, shared part prior"
     tau0, tau1, q_max = draw_law(fit, draws=draws, rng=rng)
     return fit, {"gen_time_intercept": tau0, "gen_time_slope": tau1, "gen_throughput_max": q_max}, absolute
@@ -556,9 +609,15 @@ def _fit_system(nodes: dict[str, xr.Dataset], plan: Plan, recipe: Recipe) -> tup
     observed = sorted(plan.engine.observed, key=lambda o: o.prompts)
     in_seconds = bool(observed) and all(o.step_seconds is not None for o in observed)
     r0 = float(recipe.rollout_batch)
-    rows: dict[float, tuple[float, float]] = {} if in_seconds else {r0: (r0, 1e-3 * r0)}
+    rows: dict[float, tuple[float, float]] = {} if in_seconds else {r0: (r0, RELATIVE_REFERENCE_ERROR * r0)}
     for o in observed:
         r = float(o.prompts * recipe.group_size)
+        if r in rows and (in_seconds or r != r0 or o.throughput_ratio != 1):
+            raise InputError(
+                f"[[engine.observed]] states {o.prompts} prompts twice, or a ratio other than 1 for the reference",
+                where=plan.source or "plan",
+                remedy="state every batch once; the reference's ratio is 1 by definition",
+            )
         # Relative times have the reference at one response per unit of time.
         value = o.step_seconds if in_seconds else r / o.throughput_ratio if o.throughput_ratio else None
         if value is None:
@@ -569,7 +628,7 @@ def _fit_system(nodes: dict[str, xr.Dataset], plan: Plan, recipe: Recipe) -> tup
             )
         rows[r] = (value, o.relative_error * value)
     batches = sorted(rows)
-    fit = fit_means(batches, [rows[b][0] for b in batches], [rows[b][1] for b in batches], dof=30.0)
+    fit = fit_means(batches, [rows[b][0] for b in batches], [rows[b][1] for b in batches], dof=STATED_DOF)
     return fit, in_seconds, "given by the plan" if observed else "prior"
 
 

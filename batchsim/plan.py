@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,13 +30,37 @@ from batchsim.specs.engine import Engine, ObservedThroughput
 from batchsim.specs.gpu import GPU
 from batchsim.specs.lengths import Lengths
 from batchsim.specs.model import Model
-from batchsim.specs.quantity import Count, Fraction, PositiveSeconds, Ratio, Responses, Score, Shape
+from batchsim.specs.quantity import Count, Fraction, PenaltyShape, PositiveSeconds, Ratio, Responses, Score, Shape
 from batchsim.specs.recipe import Recipe
 
 _CONFIG = ConfigDict(extra="forbid")
 
 UNUSED = {("gpu", "memory_bandwidth"), ("gpu", "peak_flops")}
 """Keys that are read and checked but that no computation uses yet."""
+WITH_STAGES = {
+    ("engine", name)
+    for name in (
+        "mode",
+        "gen_throughput_max",
+        "train_time_intercept",
+        "train_time_per_response",
+        "overhead_time",
+        "kept_share",
+    )
+}
+"""Keys of the stage laws, which mean nothing without one."""
+WITH_GPUS = {
+    ("engine", "max_num_seqs"),
+    ("engine", "tensor_parallel"),
+    ("engine", "memory_share"),
+    ("gpu", "memory"),
+    ("gpu", "price"),
+    ("model", "weight_bytes"),
+    ("model", "kv_bytes_per_token"),
+    ("lengths", "prompt_mean"),
+    ("lengths", "response_mean"),
+}
+"""Keys that need the number of GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
@@ -98,19 +122,22 @@ class Learning:
         k of the coordinate family, or the drift family; None leaves it to the prior.
     lr_fraction : float, tuple of float or None [1]
         Reference learning rate over the optimal one: a value, or limits of a uniform.
-    curvature_ratio : float [1]
-        h_ratio.
+    curvature_ratio : float, tuple of float or None [1]
+        h_ratio: a value, or limits of a log-uniform.
+    penalty_shape : float, tuple of float or None [1]
+        p: -1 is the quadratic penalty; a value, or limits of a uniform.
     observed : tuple of ObservedSampleCost
     """
 
     noise_scale: Responses | tuple[Responses, Responses] | None = None
     snr_shape: Shape | Literal["drift"] | None = None
     lr_fraction: Fraction | tuple[Fraction, Fraction] | None = None
-    curvature_ratio: Ratio = 1.0
+    curvature_ratio: Ratio | tuple[Ratio, Ratio] | None = None
+    penalty_shape: PenaltyShape | tuple[PenaltyShape, PenaltyShape] | None = None
     observed: tuple[ObservedSampleCost, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("noise_scale", "lr_fraction"):
+        for name in ("noise_scale", "lr_fraction", "curvature_ratio", "penalty_shape"):
             value = getattr(self, name)
             if isinstance(value, tuple) and not value[0] < value[1]:
                 raise InputError(f"{name} {list(value)} is not an interval from low to high")
@@ -162,12 +189,33 @@ class Plan:
     logs: Logs = field(default_factory=Logs)
     source: str = ""
 
-    def warnings(self) -> list[str]:
-        """Keys that were given and that no computation uses yet."""
+    def warnings(self, *, with_logs: bool = False) -> list[str]:
+        """Keys that were given and that no computation uses, given what else is present.
+
+        Parameters
+        ----------
+        with_logs : bool
+            Measured runs are read beside the plan.
+        """
+        said = [f"[{section}] {key} is checked but no prediction uses it yet" for section, key in self._given(UNUSED)]
+        if self.engine.gen_time_slope is None:
+            needs = "needs the stage law gen_time_intercept and gen_time_slope, and is not used"
+            said += [f"[{section}] {key} {needs}" for section, key in self._given(WITH_STAGES)]
+        elif self.engine.observed or with_logs:
+            said.append("[engine] gen_time_slope states the stage law: step times of pilots and logs are not used")
+        elif self.engine.observed and with_logs:
+            said.append("[[engine.observed]] is not used: the logs hold step times")
+        if self.gpu.count is None and self.gpu.generation_count is None:
+            said += [f"[{section}] {key} needs [gpu] count, and is not used" for section, key in self._given(WITH_GPUS)]
+        return said
+
+    def _given(self, keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Those of some keys whose value is not the default."""
+        bare = Plan()
         return [
-            f"[{section}] {key} is checked but no prediction uses it yet"
-            for section, key in sorted(UNUSED)
-            if getattr(getattr(self, section), key) is not None
+            (section, key)
+            for section, key in sorted(keys)
+            if getattr(getattr(self, section), key) != getattr(getattr(bare, section), key)
         ]
 
 

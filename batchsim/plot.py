@@ -127,6 +127,42 @@ def plot_sample_cost(ds: xr.Dataset, ax: Axes | None = None) -> Axes:
     return ax
 
 
+def plot_validation(result: dict[str, Any], ax: Axes | None = None) -> Axes:
+    """Draw the error of every form at the largest batch of every set, left out.
+
+    Parameters
+    ----------
+    result : dict
+        From `validate.samples.validate_samples`.
+    ax : matplotlib.axes.Axes or None
+        A new figure's if None.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    if ax is None:
+        from matplotlib.figure import Figure
+
+        ax = Figure(figsize=(6.4, 4.2), layout="constrained").subplots()
+    from matplotlib import colormaps
+
+    rules = ("fixed", "sqrt", "tuned")
+    sets = sorted((s for s in result["sets"] if s["rule"] in rules), key=lambda s: rules.index(s["rule"]))
+    forms = list(result["overall"]["forms"])
+    for i, form in enumerate(forms):
+        offset = 0.6 * (i / max(len(forms) - 1, 1) - 0.5)
+        known = [(y + offset, s["log_error"][form]) for y, s in enumerate(sets) if s["log_error"][form] is not None]
+        height, error = np.array(known, dtype=np.float64).reshape(-1, 2).T
+        ax.plot(error, height, "o", ms=3, color=colormaps["tab10"](i), label=form)
+    ax.axvline(0.0, color="0.6", lw=0.8, ls=":")
+    ax.set_yticks(range(len(sets)), [f"{s['set']} ({s['rule']})" for s in sets], fontsize=6)
+    ax.set_ylim(len(sets) - 0.5, -0.5)
+    ax.set_xlabel("log(predicted/measured) of N* at the largest batch, left out")
+    ax.legend(frameon=False, fontsize=7)
+    return ax
+
+
 def _mark_choice(ax: Axes, ds: xr.Dataset, batches: Any, middle: Any) -> None:
     chosen, star = ds.attrs["effective_range"], ds.attrs["star"]
     if chosen is not None:

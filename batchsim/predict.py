@@ -94,8 +94,9 @@ def predict(
     Returns
     -------
     xarray.Dataset
-        Over (draw, train_batch). Attributes: reference_batch, lr_rule, level, effective_range, star,
-        next_run, at_least, sources, noise_scales, measured, warnings, sentences.
+        Over (draw, train_batch). Attributes: reference_batch, group_size, lr_rule, level, seed, target, metric,
+        effective_range, star, next_run, at_least, sources, noise_scale_records, summary, measured (of
+        `measure`, or None), calibrated_on, gpus, price, warnings.
 
     Raises
     ------
@@ -111,8 +112,10 @@ def predict(
         raise InputError(f"level is {level:g}, outside (0, 1)", remedy="0.8 is a central 80 % interval")
     target = plan.target.score if target is None else target
     metric = (plan.target.metric or None) if metric is None else metric
+    if target is not None and not math.isfinite(target):
+        raise InputError(f"target is {target}, not a finite score")
     pilots = _pilots(runs, pilot_batches or plan.logs.pilot_batches)
-    calibration = calibrate(pilots, plan, target=target, metric=metric, draws=draws, seed=seed)
+    calibration = calibrate(pilots, plan, target=target, metric=metric, draws=draws, level=level, seed=seed)
     rule = lr_rule if lr_rule is not None else calibration.recipe.lr_rule
     planned = plan.recipe.batches if plan.recipe is not None else ()
     candidates = _candidates(calibration.recipe, batches or planned)
@@ -136,7 +139,7 @@ def predict(
         target, metric = measured.attrs["target"], measured.attrs["metric"]
     attrs |= {"target": target, "metric": metric, "measured": measured, "gpus": gpus, "price": price}
     attrs["calibrated_on"] = _train_batches(pilots)
-    attrs["warnings"] += _warnings(ds, calibration, attrs["calibrated_on"], _train_batches(runs))
+    attrs["warnings"] += _warnings(ds, calibration, attrs["lr_rule"], attrs["calibrated_on"], _train_batches(runs))
     set_attrs(ds)
     ds.attrs = attrs
     return ds
@@ -194,7 +197,7 @@ def _candidates(recipe: Any, batches: Sequence[float]) -> Floats:
                 f"candidate batch {b:g} is not a positive number of responses up to {LARGEST:g}",
                 remedy=f"the smallest is {per_prompt:g}",
             )
-        if abs(prompts - round(prompts)) > 1e-9:
+        if abs(prompts - round(prompts)) > 1e-9 or b % 1:
             raise InputError(
                 f"candidate batch {b:g} is not a whole number of prompts at {per_prompt:g} responses per prompt",
                 remedy=f"the nearest is {max(1, round(prompts)) * per_prompt:g}",
@@ -213,18 +216,16 @@ def _forecast(calibration: Calibration, candidates: Floats, rule: LRRule, *, lev
         "reference_batch": float(recipe.train_batch),
         "lr_rule": rule,
         "ceiling": ceiling,
-        "curvature_ratio": calibration.curvature_ratio,
         "optimizer": recipe.optimizer,
     }
-    column: dict[str, Any] = {
-        "snr_shape": calibration.snr_shape[:, None],
-        "lr_fraction": calibration.lr_fraction[:, None],
-    }
+    free = ("snr_shape", "lr_fraction", "penalty_shape", "curvature_ratio")
+    column: dict[str, Any] = {name: getattr(calibration, name)[:, None] for name in free}
     # One standard normal per draw: the law's error grows smoothly with the batch.
     z = np.random.default_rng([seed, 1]).standard_normal((draws, 1))
-    drift = np.exp(law_error(candidates, calibration.measured_batches) * z)
-    r_n = sample_cost_ratio(candidates, noise_scale=calibration.noise_scale[:, None], **column, **law) * drift
-    floor = sample_cost_ratio(candidates, noise_scale=INFINITE_NOISE, **column, **law) * drift
+    misfit = np.where(candidates == recipe.train_batch, 0.0, calibration.law_misfit)
+    bend = np.exp(np.hypot(law_error(candidates, calibration.measured_batches), misfit) * z)
+    r_n = sample_cost_ratio(candidates, noise_scale=calibration.noise_scale[:, None], **column, **law) * bend
+    floor = sample_cost_ratio(candidates, noise_scale=INFINITE_NOISE, **column, **law) * bend
     rates = rates_at(candidates, noise_scale=calibration.noise_scale[:, None], **column, **law)
     scale = recipe.updates_per_rollout / recipe.epochs
     rollout = candidates * scale
@@ -256,14 +257,12 @@ def _forecast(calibration: Calibration, candidates: Floats, rule: LRRule, *, lev
         "prompts": ("train_batch", rollout / recipe.group_size),
         "binding_limit": ("train_batch", _binding_limit(calibration, rollout)),
         "noise_scale": ("draw", calibration.noise_scale),
-        "snr_shape": ("draw", calibration.snr_shape),
-        "lr_fraction": ("draw", calibration.lr_fraction),
+        **{name: ("draw", getattr(calibration, name)) for name in free},
         "critical_train_batch": (
             "draw",
             critical_train_batch(
                 noise_scale=calibration.noise_scale,
-                snr_shape=calibration.snr_shape,
-                lr_fraction=calibration.lr_fraction,
+                **{name: getattr(calibration, name) for name in free},
                 **law,
             ),
         ),
@@ -317,7 +316,7 @@ def _binding_limit(calibration: Calibration, rollout: Floats) -> list[str]:
     capacity, name = calibration.memory_limit
     limits = []
     for i, r in enumerate(rollout):
-        if trained[i] > generated[i] if np.ndim(trained) else trained > generated[i]:
+        if trained[i] > generated[i]:
             limits.append("trainer")
         elif capped[i]:
             limits.append(name if name and r > capacity else "throughput plateau")
@@ -327,9 +326,8 @@ def _binding_limit(calibration: Calibration, rollout: Floats) -> list[str]:
 
 
 def _measured_candidates(measured: xr.DataTree, candidates: Floats) -> NDArray[np.bool_]:
-    arms = measured["arms"].to_dataset()
-    bounded = np.isfinite(arms["responses_to_target"].sel(bound="estimate").values)
-    return np.isin(candidates, arms["train_batch"].values[bounded])
+    """Candidates that have runs: another one of them is no news, also where its N* is censored."""
+    return np.isin(candidates, measured["arms"].to_dataset()["train_batch"].values)
 
 
 def _p_wins(throughput_ratio: Floats, sample_cost_ratio: Floats, reference: NDArray[np.bool_]) -> Floats:
@@ -373,7 +371,9 @@ def _attributes(
     }
 
 
-def _warnings(ds: xr.Dataset, calibration: Calibration, calibrated_on: list[float], measured: list[float]) -> list[str]:
+def _warnings(
+    ds: xr.Dataset, calibration: Calibration, rule: str, calibrated_on: list[float], measured: list[float]
+) -> list[str]:
     said = []
     if calibration.responses_to_target is None and calibration.time_to_target is None:
         said.append(
@@ -384,6 +384,15 @@ def _warnings(ds: xr.Dataset, calibration: Calibration, calibrated_on: list[floa
         said.append(
             "N* is known and seconds are not: give a run with timing, --step-seconds or [target] time_to_target"
         )
+    diverging = np.mean(np.isinf(ds["sample_cost_ratio"].values), axis=0)
+    if (diverging > 0).any():
+        shown = ", ".join(
+            f"B = {b:g} ({100 * share:.0f} %)"
+            for b, share in zip(ds["train_batch"].values, diverging, strict=True)
+            if share > 0
+        )
+        said.append(f"training diverges in a share of the draws: {shown}; a lower learning rate there would not")
+    said += _contradiction(calibration)
     if calibration.open_above:
         low = min((e.low for e in calibration.noise_scales if e.low > 0), default=0.0)
         bound = f"at least {low:,.0f} responses" if low > 0 else "nor a lower one"
@@ -394,10 +403,7 @@ def _warnings(ds: xr.Dataset, calibration: Calibration, calibrated_on: list[floa
         )
         said += [e.message for e in calibration.noise_scales]
     if not np.isfinite(ds["critical_train_batch"].values).any():
-        said.append(
-            f"under the rule '{ds.attrs.get('lr_rule', calibration.recipe.lr_rule)}' N* has no small-batch limit, "
-            "so there is no critical training batch"
-        )
+        said.append(f"under the rule '{rule}' N* has no small-batch limit, so there is no critical training batch")
     other = [b for b in measured if b not in calibrated_on]
     if other:
         said.append(
@@ -407,6 +413,24 @@ def _warnings(ds: xr.Dataset, calibration: Calibration, calibrated_on: list[floa
     return said
 
 
+def _contradiction(calibration: Calibration) -> list[str]:
+    """A sentence if N*, T and the step time of the reference do not agree."""
+    n, t = calibration.responses_to_target, calibration.time_to_target
+    if n is None or t is None or not calibration.absolute:
+        return []
+    r = float(calibration.recipe.rollout_batch)
+    implied = float(np.median(n / throughput(r, **calibration.stages)))
+    stated = float(np.median(t))
+    if abs(implied / stated - 1) < CONTRADICTION:
+        return []
+    return [
+        f"the stated time to target {stated:.0f} s and N*/q = {implied:.0f} s of the reference disagree; times follow "
+        "the stated one"
+    ]
+
+
+CONTRADICTION = 0.1
+"""Relative difference of T and N*/q that is said aloud."""
 COMPARED = {
     "time_ratio": "time_ratio",
     "sample_cost_ratio": "sample_cost_ratio",
@@ -453,8 +477,13 @@ def _measured_rows(ds: xr.Dataset) -> Measured:
     rows: Measured = {}
     for i, b in enumerate(arms["train_batch"].values):
         arm = arms.isel(arm=i)
-        q, half = float(arm["throughput_ratio"]), float(ndtri((1 + ds.attrs["level"]) / 2) * arm["throughput_ratio_se"])
         seconds = float(arm["step_seconds"])
+        # The forecast speaks of steady steps, so it is compared with the ratio of their means; where no step is
+        # timed, with the ratio over the whole stretch.
+        reference = arms.isel(arm=int(np.flatnonzero(arms["train_batch"].values == ds.attrs["reference_batch"])[0]))
+        q = float(arm["rollout_batch"] / reference["rollout_batch"]) * float(reference["step_seconds"]) / seconds
+        q = q if math.isfinite(q) else float(arm["throughput_ratio"])
+        half = float(ndtri((1 + ds.attrs["level"]) / 2) * arm["throughput_ratio_se"])
         rows[float(b)] = {name: _triple(arm[name].values) for name in ("time_ratio", "sample_cost_ratio")} | {
             "throughput_ratio": (q - half, q, q + half),
             "step_seconds": (math.nan, seconds, math.nan),

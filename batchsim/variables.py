@@ -85,10 +85,16 @@ VARIABLES: dict[str, Variable] = {
     "snr_shape": _variable("k", "1", "spread of signal-to-noise over coordinates (infinite: none)"),
     "lr_fraction": _variable("c_0", "1", "reference learning rate over the locally optimal one"),
     "curvature_ratio": _variable("h_ratio", "1", "step cost along the signal over step cost along the noise"),
+    "penalty_shape": _variable(
+        "p", "1", "how fast a step undoes its progress: -1 quadratic, 0 exponential, above softer"
+    ),
     "usable_slope": _variable("A", "1", "slope the optimizer can use, relative to its large-batch limit"),
     "critical_train_batch": _variable(
         "", "responses", "largest batch whose N* is within 10 % of its small-batch limit"
     ),
+    "progress": _variable("u", "responses", "progress in responses that the reference recipe would have used"),
+    "constant_batch": _variable("", "responses", "batch of the least time if it must not change along the run"),
+    "schedule_gain": _variable("", "1", "time of the best constant batch over that of the best schedule"),
     # -- the system side --------------------------------------------------------------------------
     "step_time": _variable("t_step", "s", "time of a rollout step, without evaluation and checkpoints"),
     "step_time_law": _variable("", "s", "time of a rollout step under the affine law, without a plateau"),

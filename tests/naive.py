@@ -100,6 +100,43 @@ def crossing(responses: Sequence[float], score: Sequence[float], target: float) 
     return (last, math.inf, "right") if seen else None
 
 
+def rising_curve(score: Sequence[float], weight: Sequence[float]) -> list[float]:
+    """Max over a <= i of min over b >= i of the weighted mean of a..b."""
+
+    def mean(a: int, b: int) -> float:
+        return sum(w * j for w, j in zip(weight[a : b + 1], score[a : b + 1], strict=True)) / sum(weight[a : b + 1])
+
+    n = len(score)
+    return [max(min(mean(a, b) for b in range(i, n)) for a in range(i + 1)) for i in range(n)]
+
+
+def first_crossings(score: Sequence[float], target: float, error: float) -> list[float]:
+    """Probability of each first pass, by adding up all patterns of passes and failures."""
+    passes = [0.5 * math.erfc(-(j - target) / error / math.sqrt(2)) for j in score]
+    result = [0.0] * len(score)
+    for pattern in range(1, 2 ** len(score)):
+        bits = [bool(pattern >> i & 1) for i in range(len(score))]
+        result[bits.index(True)] += math.prod(p if hit else 1 - p for p, hit in zip(passes, bits, strict=True))
+    return result
+
+
+def walk_updates(
+    progress: float, batch: Callable[[float], float], cost: Callable[[float, float], float]
+) -> tuple[float, float]:
+    """Updates and responses to given progress, one update after another; the last one counts in part.
+
+    An update of B responses advances by B/r; r is taken half an update ahead.
+    """
+    u = updates = responses = 0.0
+    while u < progress:
+        b = batch(u)
+        step = b / cost(u, b)
+        step = b / cost(u + step / 2, b)
+        share = min(1.0, (progress - u) / step)
+        u, updates, responses = u + step, updates + share, responses + share * b
+    return updates, responses
+
+
 def unbiased_pair(batch: float, chunks: int, small: Sequence[float], large: Sequence[float]) -> tuple[float, float]:
     """|G|^2 and tr(Sigma) from chunk and batch norms, by solving two equations per update and averaging."""
     b = batch / chunks
@@ -110,6 +147,59 @@ def unbiased_pair(batch: float, chunks: int, small: Sequence[float], large: Sequ
         noise += trace
         signal += whole - trace / batch
     return signal / len(small), noise / len(small)
+
+
+def nested_variances(gradients: Sequence[Sequence[Sequence[float]]]) -> tuple[float, float, float]:
+    """|G|^2, M and W of one update from the gradients themselves: (prompt, response, coordinate)."""
+    prompts, group = len(gradients), len(gradients[0])
+    means = [[sum(x) / group for x in zip(*responses, strict=True)] for responses in gradients]
+    whole = [sum(x) / prompts for x in zip(*means, strict=True)]
+
+    def gap(a: Sequence[float], b: Sequence[float]) -> float:
+        return sum((x - y) ** 2 for x, y in zip(a, b, strict=True))
+
+    within = sum(gap(x, means[i]) for i, responses in enumerate(gradients) for x in responses)
+    between = sum(gap(mean, whole) for mean in means)
+    signal = sum(x * x for x in whole) - between / (prompts * (prompts - 1))
+    return signal, group * between / (prompts - 1), within / (prompts * (group - 1))
+
+
+def micro_batch_pair(squares: Sequence[float], sizes: Sequence[float], whole: float) -> tuple[float, float]:
+    """|G|^2 and tr(Sigma) of one update of unequal micro-batches: two equations in expectation, solved by hand."""
+    batch = sum(sizes)
+    # sum_j (n_j/B) |g_j|^2 = G + S sum_j (n_j/B)/n_j,   |g_B|^2 = G + S/B
+    left = sum(n / batch * s for n, s in zip(sizes, squares, strict=True))
+    coefficient = sum(n / batch / n for n in sizes)
+    noise = (left - whole) / (coefficient - 1 / batch)
+    return whole - noise / batch, noise
+
+
+def share_of_signal(b: float, k: float) -> float:
+    """E[b y/(1 + b y)] by quadrature over the Gamma density of mean 1."""
+
+    def integrand(y: mpmath.mpf) -> mpmath.mpf:
+        return mpmath.mpf(k) ** k * y ** (k - 1) * mpmath.exp(-k * y) / mpmath.gamma(k) * b * y / (1 + b * y)
+
+    with mpmath.workdps(20):
+        return float(mpmath.quad(integrand, [0, 0.1 / k, 1, 1 / k, 10, 20 / k + 20, mpmath.inf]))
+
+
+def group_signal(group: int, pass_rate: float, normalised: bool, filtered: bool) -> float:
+    """Factor of the prompt's signal, from every sequence of right and wrong answers of the group."""
+    total = kept = 0.0
+    for code in range(2**group):
+        rewards = [(code >> i) & 1 for i in range(group)]
+        right = sum(rewards)
+        weight = pass_rate**right * (1 - pass_rate) ** (group - right)
+        if not 0 < right < group:
+            continue
+        mean = right / group
+        deviation = math.sqrt(mean * (1 - mean)) if normalised else 1.0
+        # A right answer has mean score 1 - p, a wrong one -p: their difference is 1.
+        scores = [r - pass_rate for r in rewards]
+        total += weight * sum((r - mean) / deviation * s for r, s in zip(rewards, scores, strict=True)) / group
+        kept += weight
+    return total / kept if filtered else total
 
 
 def fieller(

@@ -541,7 +541,7 @@ def test_shared_options(refused: Callable[..., str], logs: Path, verb: str, opti
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--draws", "1"], "draws is 1, outside 10 to 20000"),
+        (["--draws", "1"], "draws is 1, outside 10 to 40000"),
         (["--draws", "0"], "draws is 0, outside"),
         (["--draws", "1e3"], "--draws"),
         (["--batches", ""], "--batches is empty; as --batches 256,512"),

@@ -83,6 +83,8 @@ def learnings(draw: st.DrawFn) -> Learning:
     free = fields(Learning)
     free["noise_scale"] = st.one_of(st.none(), st.floats(1, 1e6), interval(1, 1e6))
     free["lr_fraction"] = st.one_of(st.none(), st.floats(0, 1.9), interval(0, 1.9))
+    free["curvature_ratio"] = st.one_of(st.none(), st.floats(1e-3, 1e6), interval(1e-3, 1e6))
+    free["penalty_shape"] = st.one_of(st.none(), st.floats(-1, 0.9), interval(-1, 0.9))
     seen = fields(ObservedSampleCost) | {"updates_ratio": interval(0.1, 10)}
     free["observed"] = st.lists(st.builds(ObservedSampleCost, **seen), max_size=3).map(tuple)
     return draw(st.builds(Learning, **free))

@@ -21,6 +21,7 @@ from batchsim.cli.explain import explain
 from batchsim.cli.init import init
 from batchsim.cli.measure import measure
 from batchsim.cli.predict import predict
+from batchsim.cli.validate import validate
 from batchsim.errors import InputError
 
 BAD_INPUT, INTERNAL = 2, 70
@@ -30,14 +31,14 @@ app = typer.Typer(
     help="Which batch size reaches an RL target soonest, before the sweep.\n\n"
     "A larger batch is faster exactly when its throughput gain r_q exceeds its sample cost r_N. "
     "`measure` states both from logs, `predict` forecasts them from one or two pilots or a plan; "
-    "`explain` shows how a log is understood.",
+    "`explain` shows how a log is understood; `validate` states how wrong all this is.",
     epilog="Start with: batchsim predict --example li2026-grpo",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (init, explain, measure, predict):
+for verb in (init, explain, measure, predict, validate):
     app.command()(verb)
 
 

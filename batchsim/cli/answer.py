@@ -21,8 +21,9 @@ from batchsim.variables import SCHEMA
 
 def write(answer: dict[str, Any]) -> None:
     """Print an answer as one JSON object."""
-    json.dump(answer, sys.stdout, indent=1, allow_nan=False, ensure_ascii=False)
-    sys.stdout.write("\n")
+    # Whole before any of it is written: an object that cannot be printed leaves nothing behind.
+    text = json.dumps(answer, indent=1, allow_nan=False, ensure_ascii=False)
+    sys.stdout.write(f"{text}\n")
 
 
 def number(value: Any) -> float | int | None:
@@ -70,7 +71,7 @@ def from_measurement(measured: xr.DataTree, by_target: xr.Dataset | None = None)
         "critical_train_batch": None,
         "critical_gen_batch": None,
         "band": number(attrs["band"]),
-        "aligned_up_to": {rule: number(b) for rule, b in attrs["aligned_up_to"].items()},
+        "aligned_up_to": attrs["aligned_up_to"],
         "noise_scales": attrs["noise_scales"],
         "runs": [_run(runs, i) for i in range(runs.sizes["run"])],
         "warnings": attrs["warnings"],
@@ -190,7 +191,7 @@ def from_prediction(
         "settings": _settings(ds, trainer_of_prediction(ds, trainer), epochs),
         "parameters": {
             name: {"interval": _draw_interval(ds, name), "source": attrs["sources"][name]}
-            for name in ("noise_scale", "snr_shape", "lr_fraction")
+            for name in ("noise_scale", "snr_shape", "lr_fraction", "penalty_shape", "curvature_ratio")
         },
         "noise_scales": attrs["noise_scale_records"],
         "measured": measured["batches"] if measured is not None else [],
@@ -285,6 +286,7 @@ def _candidate(ds: xr.Dataset, i: int) -> dict[str, Any]:
     answer |= {
         "throughput_ratio_se": number(np.std(row["throughput_ratio"].values)),
         "p_wins": number(row["p_wins"]),
+        "p_diverges": float(np.mean(np.isinf(row["sample_cost_ratio"].values))),
         "verdict": str(row["verdict"].values) or None,
         "binding_limit": str(row["binding_limit"].values) or None,
         "estimates": {name: number(middle) for name, (_, middle, _) in limits.items()},

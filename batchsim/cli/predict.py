@@ -85,7 +85,7 @@ def predict(
         draws=draws,
         seed=seed,
     )
-    published = _published(example)
+    published = _published(example, ds.attrs["lr_rule"])
     compared = compare(ds, published)
     if plot is not None:
         _save_plot(ds, published, plot)
@@ -140,8 +140,8 @@ def _inputs(
     return known, opt.load_runs(sources, given) if sources else None
 
 
-def _published(example: str | None) -> Measured | None:
-    """What the paper measured, to be shown beside its example and never read by the model."""
+def _published(example: str | None, rule: str) -> Measured | None:
+    """What the paper measured under a rule, to be shown beside its example and never read by the model."""
     if example != "li2026-grpo":
         return None
     import csv
@@ -153,6 +153,7 @@ def _published(example: str | None) -> Measured | None:
     return {
         float(row["prompts"]) * float(row["group_size"]): {k: (nan, float(row[k]), nan) for k in quantities if row[k]}
         for row in csv.DictReader(text.splitlines())
+        if row["lr_rule"] == rule
     }
 
 

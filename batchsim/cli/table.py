@@ -48,6 +48,8 @@ def span(limits: Sequence[float | None] | None, digits: int = 3) -> str:
     if limits is None:
         return "-"
     low, high = limits
+    if low is None and high is None:
+        return "diverges"
     if high is None:
         return "any" if not low else f">= {short(low, digits)}"
     if low is None or low == 0:
@@ -205,8 +207,13 @@ def _print_alignment(console: Console, answer: dict[str, Any]) -> None:
     ]
     title = f"scores at equal responses against B = {answer['reference_batch']}, band ± {answer['band']:g}"
     print_rows(console, title, rows, optional=("P x G", "at N"))
-    for rule, batch in answer["aligned_up_to"].items():
-        console.print(f"Under the rule '{rule}' no curve leaves the band up to B = {short(batch)}.", soft_wrap=True)
+    for rule, up_to in answer["aligned_up_to"].items():
+        inside, kept = up_to["inside"], up_to["not_outside"]
+        shown = f"shown to align up to B = {short(inside)}" if inside is not None else "no batch is shown to align"
+        spared = f"not shown to depart up to B = {short(kept)}" if kept is not None else "none is spared a departure"
+        if inside is None and kept is None and all(r["alignment"]["outcome"] != "outside" for r in compared):
+            spared = "none is shown to depart: more runs per arm would decide"
+        console.print(f"Under the rule '{rule}': {shown}; {spared}.", soft_wrap=True)
 
 
 def _signed_span(limits: Sequence[float | None] | None) -> str:

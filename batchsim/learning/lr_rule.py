@@ -9,10 +9,10 @@ Every sample cost belongs to a learning-rate rule, written here as s = eta/eta_0
     invariant  the smaller rate at which r_N = 1; where none exists, the tuned one
 
 with c_0 = eta_0 over the locally optimal rate at the reference batch, rk = A(B_0)/A(B) and
-hr = h(B)/h(B_0) from `progress`. With r_N = x (rk/s)(2 - c_0)/(2 - c_0 s rk hr), setting r_N = 1
-gives c_0 rk hr s^2 - 2 s + x rk (2 - c_0) = 0, whose smaller root exists if and only if
-x rk^2 hr c_0 (2 - c_0) <= 1. As c_0 -> 0 it tends to x rk: the square root below the noise scale,
-linear above it.
+hr = h(B)/h(B_0) from `progress`. With c = c_0 s rk hr and the progress factor g of `progress`, r_N =
+x (rk/s) g(c_0)/g(c), so the invariant rate solves c g(c) = x rk^2 hr c_0 g(c_0) on c <= 1, where the left side
+rises. It exists if and only if the right side does not exceed g(1); for the quadratic penalty this reads
+x rk^2 hr c_0 (2 - c_0) <= 1. As c_0 -> 0 it tends to x rk: the square root below the noise scale, linear above.
 
 A ceiling s <= max_learning_rate/eta_0 applies to every rule: it is the trust region that a large
 rate leaves, and in practice it binds before the noise scale does.
@@ -32,7 +32,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from batchsim.errors import InputError, nearest
+from batchsim.learning.progress import QUADRATIC, log_progress_factor
 
+BISECTIONS = 60
 RULES = ("fixed", "sqrt", "linear", "tuned", "invariant")
 EXPONENTS = {"fixed": 0.0, "sqrt": 0.5, "linear": 1.0}
 
@@ -62,6 +64,7 @@ def learning_rate_ratio(
     lr_fraction: ArrayLike = 0.0,
     slope_ratio: ArrayLike = 1.0,
     cost_ratio: ArrayLike = 1.0,
+    penalty_shape: ArrayLike = QUADRATIC,
     ceiling: ArrayLike = np.inf,
 ) -> NDArray[np.float64]:
     """Learning rate relative to the reference, s = eta/eta_0.
@@ -76,6 +79,8 @@ def learning_rate_ratio(
         c_0 in [0, 2); used by 'tuned' and 'invariant'.
     slope_ratio, cost_ratio : array_like, broadcastable [1]
         rk = A(B_0)/A(B) and hr = h(B)/h(B_0).
+    penalty_shape : array_like, broadcastable [1]
+        See `progress.log_progress_factor`; used by 'invariant'.
     ceiling : array_like, broadcastable [1]
         Largest s that training survives.
 
@@ -105,7 +110,7 @@ def learning_rate_ratio(
     elif name == "tuned":
         s = _tuned(c0, rk, hr)
     else:
-        s = _invariant(x, c0, rk, hr)
+        s = _invariant(x, c0, rk, hr, np.broadcast_to(np.asarray(penalty_shape, dtype=np.float64), x.shape))
     return np.asarray(np.minimum(s, np.asarray(ceiling, dtype=np.float64)))
 
 
@@ -115,9 +120,24 @@ def _tuned(c0: NDArray[np.float64], rk: NDArray[np.float64], hr: NDArray[np.floa
 
 
 def _invariant(
-    x: NDArray[np.float64], c0: NDArray[np.float64], rk: NDArray[np.float64], hr: NDArray[np.float64]
+    x: NDArray[np.float64],
+    c0: NDArray[np.float64],
+    rk: NDArray[np.float64],
+    hr: NDArray[np.float64],
+    shape: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    product = x * rk**2 * hr * c0 * (2 - c0)
-    # The smaller root of the quadratic, written so that c_0 = 0 needs no special case.
-    root = x * rk * (2 - c0) / (1 + np.sqrt(np.maximum(1 - product, 0)))
-    return np.where(product <= 1, root, _tuned(c0, rk, hr))
+    wanted = x * rk**2 * hr * c0 * np.exp(log_progress_factor(c0, penalty_shape=shape))
+    attainable = wanted <= np.exp(log_progress_factor(1.0, penalty_shape=shape))
+    if (shape == QUADRATIC).all():
+        # The smaller root of c - c^2/2 = wanted, written so that c_0 = 0 needs no special case.
+        root = x * rk * (2 - c0) / (1 + np.sqrt(np.maximum(1 - 2 * wanted, 0)))
+        return np.where(attainable, root, _tuned(c0, rk, hr))
+    low, high = np.zeros_like(wanted), np.ones_like(wanted)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        below = middle * np.exp(log_progress_factor(middle, penalty_shape=shape)) < wanted
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        solved = high / (c0 * rk * hr)
+    # As c_0 -> 0 the rate tends to x rk, and a bisection of rounding errors does not.
+    return np.where(c0 < 1e-9, x * rk, np.where(attainable, solved, _tuned(c0, rk, hr)))

@@ -1,16 +1,17 @@
 r"""Sample cost of a batch: responses to the target relative to the reference recipe, r_N.
 
-One law. Progress per update at learning rate eta is eta A(B) - eta^2 h(B)/2. With x = B/B_0,
-s = eta/eta_0, rk = A(B_0)/A(B), hr = h(B)/h(B_0) and c_0 = eta_0 over the rate that maximises
-progress at B_0 (A/h), the updates to the target change by
+One law. Progress per update at learning rate eta is eta A(B) g_p(c), with c = eta over the rate that maximises
+it (`progress`). With x = B/B_0, s = eta/eta_0, rk = A(B_0)/A(B), hr = h(B)/h(B_0) and c_0 that of the reference,
+c = c_0 s rk hr and the updates to the target change by
 
-    S/S_0 = (rk/s) (2 - c_0) / (2 - c_0 s rk hr),         r_N = x S/S_0.
+    S/S_0 = (rk/s) g_p(c_0)/g_p(c),         r_N = x S/S_0.
 
-c_0 s rk hr >= 2 means that a step undoes its own progress: the outcome is "diverges", r_N infinite.
+For the quadratic penalty, p = -1, this is (rk/s) (2 - c_0)/(2 - c_0 s rk hr), and c >= 2 means that a step undoes
+its own progress: the outcome is "diverges", r_N infinite.
 
 Limits, all tested: c_0 -> 0 under the sqrt rule r_N = f(b_0)/f(b), under a fixed rate
-sqrt(x) f(b_0)/f(b); both batches tuned (f(b_0)/f(b))^2, which for the drift family is McCandlish's
-hyperbola (B + B_noise)/(B_0 + B_noise), and from an untuned reference that times c_0 (2 - c_0).
+sqrt(x) f(b_0)/f(b); both batches tuned (f(b_0)/f(b))^2 whatever p, which for the drift family is McCandlish's
+hyperbola (B + B_noise)/(B_0 + B_noise), and from an untuned reference that times c_0 g_p(c_0)/g_p(1).
 
 The law assumes that B_noise, the curvature and |G| are those of the whole stretch to the target,
 that the target lies before any floor, that groups are independent and that Adam's averages have
@@ -30,7 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from batchsim.errors import InputError
 from batchsim.learning.lr_rule import LRRule, learning_rate_ratio, rule_name
-from batchsim.learning.progress import OPTIMIZERS, step_cost, usable_slope
+from batchsim.learning.progress import OPTIMIZERS, QUADRATIC, log_progress_factor, step_cost, usable_slope
 
 DEPARTURE = 1.10
 """r_N relative to its small-batch limit at the critical training batch."""
@@ -46,6 +47,7 @@ def sample_cost_ratio(
     lr_rule: LRRule = "sqrt",
     ceiling: ArrayLike = np.inf,
     curvature_ratio: ArrayLike = 1.0,
+    penalty_shape: ArrayLike = QUADRATIC,
     optimizer: str = "adam",
 ) -> NDArray[np.float64]:
     """Responses to the target relative to the reference, r_N, under a learning-rate rule.
@@ -67,6 +69,8 @@ def sample_cost_ratio(
         Largest eta/eta_0.
     curvature_ratio : array_like, broadcastable [1]
         h_ratio; see `progress.step_cost`.
+    penalty_shape : array_like, broadcastable [1]
+        p in [-1, 1); see `progress.log_progress_factor`.
     optimizer : {'adam', 'sgd'}
 
     Returns
@@ -77,8 +81,8 @@ def sample_cost_ratio(
     Raises
     ------
     InputError
-        For a batch, noise scale or shape that is not positive, c_0 outside [0, 2), an unknown rule
-        or optimizer, or 'tuned' with c_0 = 0 and no ceiling.
+        For a batch, noise scale or shape that is not positive, c_0 outside [0, 2), p outside [-1, 1), an
+        unknown rule or optimizer, or 'tuned' with c_0 = 0 and no ceiling.
 
     Examples
     --------
@@ -90,9 +94,19 @@ def sample_cost_ratio(
     x, c0, rk, hr = _ratios(
         train_batch, reference_batch, noise_scale, snr_shape, lr_fraction, curvature_ratio, optimizer
     )
-    _check_rule(lr_rule, c0, ceiling)
-    s = learning_rate_ratio(x, lr_rule=lr_rule, lr_fraction=c0, slope_ratio=rk, cost_ratio=hr, ceiling=ceiling)
-    return cost_at_rate(x, learning_rate_ratio=s, lr_fraction=c0, slope_ratio=rk, cost_ratio=hr)
+    _check_rule(lr_rule, c0, ceiling, penalty_shape)
+    s = learning_rate_ratio(
+        x,
+        lr_rule=lr_rule,
+        lr_fraction=c0,
+        slope_ratio=rk,
+        cost_ratio=hr,
+        penalty_shape=penalty_shape,
+        ceiling=ceiling,
+    )
+    return cost_at_rate(
+        x, learning_rate_ratio=s, lr_fraction=c0, slope_ratio=rk, cost_ratio=hr, penalty_shape=penalty_shape
+    )
 
 
 def cost_at_rate(
@@ -102,8 +116,9 @@ def cost_at_rate(
     lr_fraction: ArrayLike,
     slope_ratio: ArrayLike,
     cost_ratio: ArrayLike = 1.0,
+    penalty_shape: ArrayLike = QUADRATIC,
 ) -> NDArray[np.float64]:
-    """Sample cost at a stated learning rate, r_N = x (rk/s)(2 - c_0)/(2 - c_0 s rk hr).
+    """Sample cost at a stated learning rate, r_N = x (rk/s) g_p(c_0)/g_p(c_0 s rk hr).
 
     Parameters
     ----------
@@ -113,16 +128,19 @@ def cost_at_rate(
         c_0 in [0, 2).
     slope_ratio, cost_ratio : array_like, broadcastable [1]
         rk = A(B_0)/A(B) and hr = h(B)/h(B_0).
+    penalty_shape : array_like, broadcastable [1]
+        p in [-1, 1).
 
     Returns
     -------
     ndarray, broadcast shape [1]
-        Infinite where c_0 s rk hr >= 2.
+        Infinite where a step undoes its own progress (p < 0 and c >= (1 - p)/|p|).
     """
     s, c0, rk = (np.asarray(v, dtype=np.float64) for v in (learning_rate_ratio, lr_fraction, slope_ratio))
-    room = 2 - c0 * s * rk * np.asarray(cost_ratio)
-    cost = np.asarray(batch_ratio) * (rk / s) * (2 - c0) / np.where(room > 0, room, np.nan)
-    return np.asarray(np.where(room > 0, cost, np.inf))
+    kept = log_progress_factor(c0 * s * rk * np.asarray(cost_ratio), penalty_shape=penalty_shape)
+    log_cost = log_progress_factor(c0, penalty_shape=penalty_shape) - kept
+    with np.errstate(over="ignore"):
+        return np.asarray(np.asarray(batch_ratio) * (rk / s) * np.exp(log_cost))
 
 
 def rates_at(
@@ -135,6 +153,7 @@ def rates_at(
     lr_rule: LRRule = "sqrt",
     ceiling: ArrayLike = np.inf,
     curvature_ratio: ArrayLike = 1.0,
+    penalty_shape: ArrayLike = QUADRATIC,
     optimizer: str = "adam",
 ) -> NDArray[np.float64]:
     """Learning rate relative to the reference that a rule gives at each batch, s.
@@ -160,6 +179,7 @@ def critical_train_batch(
     lr_rule: LRRule = "sqrt",
     ceiling: ArrayLike = np.inf,
     curvature_ratio: ArrayLike = 1.0,
+    penalty_shape: ArrayLike = QUADRATIC,
     optimizer: str = "adam",
 ) -> NDArray[np.float64]:
     """Largest batch whose N* is within 10 % of its small-batch limit under the rule.
@@ -168,7 +188,7 @@ def critical_train_batch(
     ----------
     reference_batch : float [responses]
         B_0, where the rule is anchored.
-    noise_scale, snr_shape, lr_fraction, ceiling, curvature_ratio : array_like, broadcastable
+    noise_scale, snr_shape, lr_fraction, ceiling, curvature_ratio, penalty_shape : array_like, broadcastable
     lr_rule, optimizer
         See `sample_cost_ratio`.
 
@@ -179,7 +199,9 @@ def critical_train_batch(
         under a fixed rate N* keeps falling with the batch,
         under a linear rule it keeps rising (Adam); under a callable nothing is known.
     """
-    shape = np.broadcast_shapes(*(np.shape(v) for v in (noise_scale, snr_shape, lr_fraction, ceiling)))
+    shape = np.broadcast_shapes(
+        *(np.shape(v) for v in (noise_scale, snr_shape, lr_fraction, ceiling, curvature_ratio, penalty_shape))
+    )
     exists = rule_name(lr_rule) in ({"linear", "tuned"} if optimizer == "sgd" else {"sqrt", "tuned", "invariant"})
     if not exists:
         return np.full(shape, np.nan)
@@ -194,6 +216,7 @@ def critical_train_batch(
             lr_rule=lr_rule,
             ceiling=ceiling,
             curvature_ratio=curvature_ratio,
+            penalty_shape=penalty_shape,
             optimizer=optimizer,
         )
 
@@ -249,7 +272,12 @@ def _ratios(
     return x, c0, rk, hr
 
 
-def _check_rule(lr_rule: LRRule, lr_fraction: NDArray[np.float64], ceiling: ArrayLike) -> None:
+def _check_rule(
+    lr_rule: LRRule, lr_fraction: NDArray[np.float64], ceiling: ArrayLike, penalty_shape: ArrayLike
+) -> None:
+    p = np.asarray(penalty_shape, dtype=np.float64)
+    if not ((p >= QUADRATIC) & (p < 1)).all():
+        raise InputError(f"penalty_shape is {p.min() if (p < QUADRATIC).any() else p.max()}, outside [-1, 1)")
     if not (np.asarray(ceiling) > 0).all():
         raise InputError(f"ceiling is {np.min(ceiling):g}; a learning rate relative to the reference must be positive")
     if lr_rule == "tuned" and (lr_fraction == 0).any() and np.isinf(ceiling).any():

@@ -53,6 +53,7 @@ def from_clock(
     *,
     paused: Mapping[int, float],
     source: str,
+    updates: int = 1,
 ) -> Clocked:
     """Time per step of each row from a clock read at the ends of steps.
 
@@ -66,8 +67,11 @@ def from_clock(
         Step -> seconds of evaluation that followed its end [s].
     source : str
         What the clock is, for the notes.
+    updates : int
+        Steps of a rollout, of which one generates [1]; the clock counts where one ends.
     """
-    intervals = _intervals(observed, paused)
+    ends = ((step, seconds) for step, seconds in observed if step % updates == 0)
+    intervals = _intervals(ends, paused)
     usable = {stop: interval for stop, interval in intervals.items() if interval.seconds >= 0}
     nothing = np.full(len(rows), math.nan)
     if not usable:
@@ -80,9 +84,13 @@ def from_clock(
         if row == len(rows):
             continue
         counted = usual * interval.steps if stop in long else interval.seconds
-        seconds[row] += counted
+        # An interval that several rows share has one pace.
+        first = int(np.searchsorted(rows, interval.start, side="right"))
+        ends = np.minimum(rows[first : row + 1], stop)
+        shared = np.diff(ends, prepend=interval.start)
+        seconds[first : row + 1] += counted / interval.steps * shared
+        covered[first : row + 1] += shared
         excess[row] += interval.seconds - counted
-        covered[row] += interval.steps
     known = covered > 0
     step_seconds = np.divide(seconds, covered, out=nothing.copy(), where=known)
     notes = [f"the log has no step time; {source} gives it"]

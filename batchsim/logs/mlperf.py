@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from batchsim.logs.recipe import Rules
 from batchsim.logs.record import Evaluations, Run, Steps, number, whole_or_none
 from batchsim.logs.source import Source
 from batchsim.logs.timeline import Array
@@ -39,6 +40,11 @@ STATED = {
     "num_prompts_per_step": "prompts",
     "num_generations_per_prompt": "group_size",
     "opt_base_learning_rate": "learning_rate",
+}
+FACTS = {
+    "generation_tensor_parallelism": "tensor_parallel",
+    "max_sequence_length": "max_sequence_length",
+    "opt_gradient_clip_norm": "grad_clip",
 }
 STATS = {
     "reward": ("train_reward", "tracked_stats reward, mean of the step"),
@@ -176,6 +182,8 @@ def _run(source: Source, segment: _Segment, warnings: list[str]) -> Run:
     for name, key in (("target", "target_accuracy"), ("eval_samples", "eval_samples")):
         if math.isfinite(number(config.get(key))):
             facts[name] = number(config[key]) if name == "target" else int(number(config[key]))
+    told = {name: key for key, name in FACTS.items() if math.isfinite(number(config.get(key)))}
+    facts |= {name: config[key] for name, key in told.items()}
     return Run(
         name=source.name,
         framework="mlperf",
@@ -188,6 +196,7 @@ def _run(source: Source, segment: _Segment, warnings: list[str]) -> Run:
         provenance={
             **{name: key for key, name in STATED.items()},
             **dict(STATS.values()),
+            **told,
             "responses": "samples_count [responses], counted; see kept_share",
             "elapsed": "time_ms of the step's first stats - run_start - earlier evaluations [s]",
             "score": METRIC,
@@ -197,6 +206,7 @@ def _run(source: Source, segment: _Segment, warnings: list[str]) -> Run:
             "evaluation_seconds": "time_ms of eval_stop - eval_start [s]",
         },
         warnings=notes,
+        rules=Rules(one_epoch=True),
     )
 
 

@@ -5,7 +5,9 @@
 
 All are whole numbers. A log states some of them; options supply the rest and may repeat, but never
 contradict, what the log states. What is neither stated nor given is derived where the arithmetic
-allows, then assumed (one epoch, one update per rollout step), and each assumption is a warning.
+allows, then assumed (one epoch, one update per rollout step), and each assumption is a warning. A
+framework that splits the rollout into mini-batches by a key of its own gets no such assumption: where
+neither that key nor an option is known, the batch is an error that names both.
 """
 
 from __future__ import annotations
@@ -49,15 +51,52 @@ class Overrides:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The settled recipe of one run; None where unknown."""
+    """The settled recipe of one run; None where unknown.
+
+    The two batches and updates_per_rollout are known unless `open` says why they are not.
+    """
 
     prompts: int | None
     group_size: int | None
-    rollout_batch: int
-    train_batch: int
-    updates_per_rollout: int
+    rollout_batch: int | None
+    train_batch: int | None
+    updates_per_rollout: int | None
     epochs: int
     learning_rate: float | None
+    open: str = ""
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates per rollout step, 1 where unknown [1]."""
+        return self.updates_per_rollout or 1
+
+    @property
+    def responses(self) -> float:
+        """Kept responses per rollout step, NaN where unknown [responses]."""
+        return math.nan if self.rollout_batch is None else float(self.rollout_batch)
+
+
+class UnknownBatch(InputError):
+    """The batch cannot be known from the log and the options alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a framework says about its recipe.
+
+    Attributes
+    ----------
+    mini_batch : str
+        Key that splits the rollout; without it and an option, updates_per_rollout is not assumed.
+    one_epoch : bool
+        Whether one epoch is the framework's own rule rather than an assumption.
+    divisor : tuple of (int, str)
+        Number that divides the train batch, and its name in the log; 1 where there is none.
+    """
+
+    mini_batch: str = ""
+    one_epoch: bool = False
+    divisor: tuple[int, str] = (1, "")
 
 
 def _option(name: str) -> str:
@@ -152,13 +191,16 @@ def resolve(
     hint: str,
     where: str,
     notes: list[str],
+    rules: Rules = Rules(),
+    allow_unknown: bool = False,
 ) -> Recipe:
     """Settle the recipe of one run.
 
     Parameters
     ----------
     stated : mapping
-        What the log states, by canonical name; counts and ``learning_rate``.
+        What the log states, by canonical name; counts, ``learning_rate`` and ``mini_prompts``, prompts
+        per optimizer update.
     given : Overrides
         What the user supplies.
     inferred : float or None
@@ -171,6 +213,10 @@ def resolve(
         File, for messages.
     notes : list of str
         Receives a sentence for every assumption.
+    rules : Rules
+        What the framework says about its recipe.
+    allow_unknown : bool
+        Whether a batch that cannot be known is left open rather than refused.
 
     Raises
     ------
@@ -179,15 +225,47 @@ def resolve(
     """
     counts, rate = _merge(stated, given, names, where)
     _rollout(counts, inferred, where, notes)
+    try:
+        _batches(counts, stated, inferred, hint, where, notes, rules)
+        unknown = ""
+    except UnknownBatch as error:
+        if not allow_unknown:
+            raise
+        unknown = f"{error.message}; {error.remedy}"
+    if "epochs" not in counts and not rules.one_epoch:
+        notes.append(f"{names.get('epochs', 'epochs')} is not stated; 1 is assumed")
+    return Recipe(
+        prompts=counts.get("prompts"),
+        group_size=counts.get("group_size"),
+        rollout_batch=counts.get("rollout_batch"),
+        train_batch=counts.get("train_batch"),
+        updates_per_rollout=counts.get("updates_per_rollout"),
+        epochs=counts.get("epochs", 1),
+        learning_rate=rate,
+        open=unknown,
+    )
+
+
+def _batches(
+    counts: dict[str, int],
+    stated: Mapping[str, float],
+    inferred: float | None,
+    hint: str,
+    where: str,
+    notes: list[str],
+    rules: Rules,
+) -> None:
+    """Complete updates_per_rollout and the two batches in place."""
     epochs = counts.get("epochs", 1)
     if "rollout_batch" not in counts and "train_batch" not in counts:
         missing = [_option(name) for name in ("prompts", "group_size") if name not in counts]
-        raise InputError(
+        raise UnknownBatch(
             "the batch is unknown: train_batch = prompts x group_size x epochs / updates_per_rollout" + hint,
             remedy=f"give {' and '.join(missing)} (and --updates-per-rollout, --epochs where they are not 1)",
             where=where,
         )
-    updates = _updates(counts, epochs, inferred, where, notes)
+    mini = whole(stated["mini_prompts"], rules.mini_batch, where=where) if "mini_prompts" in stated else None
+    updates = counts["updates_per_rollout"] = _updates(counts, epochs, mini, inferred, where, notes, rules)
     if "train_batch" not in counts:
         total = counts["rollout_batch"]
         arithmetic = f"rollout_batch x epochs / updates_per_rollout = {total} x {epochs}/{updates}"
@@ -201,24 +279,38 @@ def resolve(
             batch * updates, epochs, name="rollout_batch", arithmetic=arithmetic, where=where
         )
         _rollout(counts, None, where, notes)
-    return Recipe(
-        prompts=counts.get("prompts"),
-        group_size=counts.get("group_size"),
-        rollout_batch=counts["rollout_batch"],
-        train_batch=counts["train_batch"],
-        updates_per_rollout=updates,
-        epochs=epochs,
-        learning_rate=rate,
-    )
+    divisor, name = rules.divisor
+    if counts["train_batch"] % divisor:
+        raise InputError(
+            f"train_batch {counts['train_batch']} is no multiple of {name} {divisor}, which every device trains on",
+            remedy="correct --prompts, --group-size, --epochs or --updates-per-rollout",
+            where=where,
+        )
 
 
-def _updates(counts: Mapping[str, int], epochs: int, inferred: float | None, where: str, notes: list[str]) -> int:
+def _updates(
+    counts: Mapping[str, int],
+    epochs: int,
+    mini: int | None,
+    inferred: float | None,
+    where: str,
+    notes: list[str],
+    rules: Rules,
+) -> int:
     """Optimizer updates per rollout step: stated, from the two batches, or assumed."""
-    total, batch = counts.get("rollout_batch"), counts.get("train_batch")
+    total, batch, prompts = (counts.get(name) for name in ("rollout_batch", "train_batch", "prompts"))
     updates = counts.get("updates_per_rollout")
+    arithmetic, numerator, denominator = "", 0, 0
     if total is not None and batch is not None:
         arithmetic = f"rollout_batch x epochs / train_batch = {total} x {epochs}/{batch}"
-        derived = _quotient(total * epochs, batch, name="updates_per_rollout", arithmetic=arithmetic, where=where)
+        numerator, denominator = total * epochs, batch
+    elif mini is not None and prompts is not None:
+        arithmetic = f"prompts x epochs / {rules.mini_batch} = {prompts} x {epochs}/{mini}"
+        numerator, denominator = prompts * epochs, mini
+    if arithmetic:
+        derived = _quotient(
+            numerator, denominator, name="updates_per_rollout", arithmetic=arithmetic, where=where
+        )
         if updates is not None and updates != derived:
             raise InputError(
                 f"updates_per_rollout is {updates} but {arithmetic} = {derived}",
@@ -232,5 +324,16 @@ def _updates(counts: Mapping[str, int], epochs: int, inferred: float | None, whe
         whole_number = max(1, round(inferred * epochs / batch))
         if abs(inferred * epochs / batch / whole_number - 1) < 0.01:
             return whole_number
+    if rules.mini_batch:
+        raise UnknownBatch(
+            "the batch per optimizer update is unknown: train_batch = rollout_batch x epochs / updates_per_rollout, "
+            + ("and the prompts of a rollout step are unknown" if mini else f"and {rules.mini_batch} is not stated"),
+            remedy=(
+                "give --prompts or --group-size, or --updates-per-rollout"
+                if mini
+                else f"give --updates-per-rollout (1 where {rules.mini_batch} is data.train_batch_size), or --config"
+            ),
+            where=where,
+        )
     notes.append("updates_per_rollout is not stated; 1 is assumed")
     return 1

@@ -18,14 +18,16 @@ in a warning. The training reward is a column of the steps and never a score.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
 from batchsim.errors import InputError
-from batchsim.logs.recipe import Overrides, Recipe, resolve
+from batchsim.logs.clock import Clocked
+from batchsim.logs.recipe import Overrides, Recipe, Rules, resolve
 from batchsim.logs.timeline import Array, elapsed_at, elapsed_seconds, steady_steps, wall_seconds
 from batchsim.variables import set_attrs
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 LARGEST_STEP = 10**9
 OVERLAP = 0.01
+MOST_RESTARTS = 5
+"""Restarts of a log that are told one by one."""
 # Stages that follow each other; environment_seconds lies within the generation.
 PHASES = ("generation_seconds", "training_seconds", "logprob_seconds", "reward_seconds", "sync_seconds")
 NORMS = (
@@ -111,6 +115,12 @@ class Run:
         What this framework's log is known to lack about the batch.
     norm_reduction : str
         How a row's gradient norms come from those of its updates, where the framework says.
+    rules : Rules
+        What the framework says about its recipe.
+    clock : callable or None
+        Updates per rollout step -> times of the rows from a clock, where nothing else times them.
+    clock_source : str
+        What that clock is.
     """
 
     name: str
@@ -129,6 +139,9 @@ class Run:
     row_is_update: bool = False
     batch_hint: str = ""
     norm_reduction: str = ""
+    rules: Rules = Rules()
+    clock: Callable[[int], Clocked] | None = None
+    clock_source: str = ""
 
 
 def number(value: object) -> float:
@@ -150,17 +163,43 @@ def whole_or_none(value: object) -> int | None:
 Row = TypeVar("Row", bound=Mapping[str, float])
 
 
+def _repeats(row: Mapping[str, float], values: Mapping[str, float]) -> bool:
+    """Whether a line says nothing that its row does not say already."""
+    return bool(values) and all(
+        name in row and (row[name] == value or (math.isnan(row[name]) and math.isnan(value)))
+        for name, value in values.items()
+    )
+
+
 class Rows(Generic[Row]):
     """Rows by step number, in the order of the log; a step that comes again replaces what it repeats.
 
-    Two lines of one step with different keys are one row written in two parts. Keys that repeat, or
-    a step number that falls, mean that the run was restarted from a checkpoint: the rows from that
-    step on belong to a branch that was abandoned.
+    Two lines of one step with different keys are one row written in two parts. The newest line once
+    more, value for value, is the same line printed twice. Other keys that repeat, or a step number that
+    falls, mean that the run was restarted from a checkpoint: the rows from that step on belong to a
+    branch that was abandoned.
     """
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
-        self.warnings: list[str] = []
+        self.repeated = 0
+        self.restarts = 0
+        self._told: list[str] = []
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was dropped: the first restarts one by one, the rest in numbers."""
+        said = list(self._told)
+        if self.restarts > MOST_RESTARTS:
+            said.append(f"{self.restarts - MOST_RESTARTS} more restarts or duplicates of that kind")
+        if self.repeated:
+            said.append(f"{self.repeated} lines repeat the line before them and were used once")
+        return said
+
+    def tell(self, text: str) -> None:
+        """Add a warning about the latest restart."""
+        if self.restarts <= MOST_RESTARTS:
+            self._told.append(text)
 
     def joined(self, row: Row, values: Row) -> Row:
         """One row of two parts."""
@@ -173,16 +212,20 @@ class Rows(Generic[Row]):
             self.rows[step] = self.joined(row, values)
             return []
         newest = next(reversed(self.rows), None)
-        dropped = [] if newest is None or step > newest else [old for old in self.rows if old >= step]
+        if row is not None and step == newest and _repeats(row, values):
+            self.repeated += 1
+            return []
+        dropped = list(takewhile(lambda old: old >= step, reversed(self.rows)))
         for old in dropped:
             del self.rows[old]
         if dropped:
-            self.warnings.append(
+            self.restarts += 1
+            self.tell(
                 f"{where}: step {step} follows step {newest}, a restart or a duplicate; "
                 f"{len(dropped)} earlier rows from step {step} on were dropped"
             )
         self.rows[step] = values
-        return dropped
+        return dropped[::-1]
 
     def column(self, name: str) -> Array:
         """One column, NaN where a row lacks it."""
@@ -202,7 +245,7 @@ class Steps(Rows[dict[str, float]]):
         return row | values
 
 
-def to_dataset(run: Run, given: Overrides) -> xr.Dataset:
+def to_dataset(run: Run, given: Overrides, *, allow_unknown_batch: bool = False) -> xr.Dataset:
     """The Dataset of one run.
 
     Parameters
@@ -211,6 +254,9 @@ def to_dataset(run: Run, given: Overrides) -> xr.Dataset:
         As a reader filled it.
     given : Overrides
         What the user supplies.
+    allow_unknown_batch : bool
+        Whether a batch that cannot be known leaves responses and updates unknown (NaN) and the
+        attribute ``open_batch`` says why, instead of an error.
 
     Returns
     -------
@@ -236,20 +282,26 @@ def to_dataset(run: Run, given: Overrides) -> xr.Dataset:
     recipe = resolve(
         run.stated,
         given,
-        inferred=run.inferred_rollout_batch,
+        inferred=_inferred(run, given),
         names=provenance,
         hint=run.batch_hint,
         where=run.path,
         notes=notes,
+        rules=run.rules,
+        allow_unknown=allow_unknown_batch,
     )
+    if run.base < 0:
+        notes.append("step 0 holds training: steps are taken to count from 0")
     # Absurd numbers from damaged lines end as NaN or infinity, without a warning on the terminal.
     with np.errstate(all="ignore"):
-        columns = _cleaned(run.columns, notes)
+        columns = _cleaned(run.columns | _clocked(run, recipe, provenance, notes), notes)
         _set_step_seconds(run, columns, provenance, given, notes)
+        if run.row_is_update:
+            _over_rollouts(run, columns, provenance, recipe.updates, notes)
         _set_responses(run, columns, provenance, recipe)
         _set_elapsed(run, columns, provenance, notes)
         if run.row_is_update:
-            _per_rollout(columns, provenance, recipe.updates_per_rollout)
+            _per_rollout(columns, provenance, recipe.updates)
         _set_other(columns, provenance, notes)
         _set_norm_batch(run, columns, provenance, recipe)
         rate = _learning_rate(recipe, columns, notes)
@@ -273,6 +325,24 @@ def to_dataset(run: Run, given: Overrides) -> xr.Dataset:
     ds.attrs = _attributes(run, recipe, rate, provenance, notes)
     _set_chunks(ds, given)
     return ds
+
+
+def _inferred(run: Run, given: Overrides) -> float | None:
+    """Responses per rollout step that the rows suggest; rows of updates each count a part of them."""
+    if run.inferred_rollout_batch is None or not run.row_is_update:
+        return run.inferred_rollout_batch
+    return run.inferred_rollout_batch * (given.updates_per_rollout or run.stated.get("updates_per_rollout", 1.0))
+
+
+def _clocked(run: Run, recipe: Recipe, provenance: dict[str, str], notes: list[str]) -> dict[str, Array]:
+    """Times of a run that only a clock times."""
+    if run.clock is None:
+        return {}
+    clocked = run.clock(recipe.updates)
+    notes.extend(clocked.notes)
+    provenance["step_seconds"] = f"{run.clock_source} [s], per optimizer step, mean over the row's steps"
+    provenance["checkpoint_seconds"] = f"{run.clock_source} [s], what exceeds the usual step"
+    return {"step_seconds": clocked.step_seconds, "checkpoint_seconds": clocked.checkpoint_seconds}
 
 
 def _cleaned(columns: Mapping[str, Array], notes: list[str]) -> dict[str, Array]:
@@ -310,7 +380,7 @@ def _set_step_seconds(
 
 
 def _responses(run: Run, step: Array, recipe: Recipe) -> Array:
-    per_row = recipe.rollout_batch / (recipe.updates_per_rollout if run.row_is_update else 1)
+    per_row = recipe.responses / (recipe.updates if run.row_is_update else 1)
     result: Array = (step - run.base) * per_row
     return result
 
@@ -352,9 +422,45 @@ def _set_elapsed(run: Run, columns: dict[str, Array], provenance: dict[str, str]
     provenance["elapsed"] = "running sum of step_seconds [s]"
 
 
+_TIMES = ("step_seconds", *PHASES, "environment_seconds", "other_seconds")
+
+
+def _over_rollouts(
+    run: Run, columns: dict[str, Array], provenance: dict[str, str], updates: int, notes: list[str]
+) -> None:
+    """Average times over whole rollouts: only one of a rollout's updates generates.
+
+    A part from one row that ends a rollout to the next such row has the mean of its rows, each weighted
+    by the steps that it stands for. Before the first, behind the last and across a gap times are unknown.
+    """
+    held = [name for name in _TIMES if name in columns]
+    if updates < 2 or not held or not len(run.step):
+        return
+    done = run.step - run.base
+    stands_for = np.diff(done, prepend=0.0)
+    ends = np.flatnonzero(done % updates == 0)
+    if not len(ends):
+        notes.append(
+            f"no row ends a rollout of {updates} updates: times are those of single updates, of which one generates"
+        )
+        return
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    size = ends - starts + 1
+    whole = np.maximum.reduceat(stands_for[: ends[-1] + 1], starts) <= max(run.stride, 1)
+    for name in held:
+        values = columns[name][: ends[-1] + 1]
+        total = np.add.reduceat(values * stands_for[: ends[-1] + 1], starts)
+        mean = np.where(whole, total / np.add.reduceat(stands_for[: ends[-1] + 1], starts), np.nan)
+        columns[name] = np.concatenate([np.repeat(mean, size), np.full(len(run.step) - ends[-1] - 1, np.nan)])
+        provenance[name] = f"{provenance.get(name, name)}, mean over the {updates} updates of a rollout"
+    notes.append(f"times are averaged over the {updates} updates of each rollout: only one of them generates")
+    for name in [name for name in held if not np.isfinite(columns[name]).any()]:
+        del columns[name]
+
+
 def _per_rollout(columns: dict[str, Array], provenance: dict[str, str], updates: int) -> None:
     """Times of a rollout step from those of its updates."""
-    for name in ("step_seconds", *PHASES, "environment_seconds", "other_seconds"):
+    for name in _TIMES:
         if name in columns and updates > 1:
             columns[name] = columns[name] * updates
             provenance[name] = f"{provenance[name]}, x {updates} updates per rollout step"
@@ -383,17 +489,23 @@ def _set_norm_batch(run: Run, columns: Mapping[str, Array], provenance: dict[str
     """Say which batch the gradient norms belong to: the noise in them is that batch's."""
     if not run.norm_reduction:
         return
+    own = run.stated.get("critic_mini_prompts")
     for name in ("grad_norm", "critic_grad_norm"):
-        if name in columns and name in provenance:
-            provenance[name] += (
-                f", of mini-batches of {recipe.train_batch} responses; "
-                f"{run.norm_reduction} (updates_per_rollout {recipe.updates_per_rollout})"
-            )
+        if name not in columns or name not in provenance:
+            continue
+        batch = "an unknown number of" if recipe.train_batch is None else f"{recipe.train_batch}"
+        scope = f"of mini-batches of {batch} responses"
+        if name == "critic_grad_norm" and own is not None and recipe.group_size is not None:
+            scope = f"of mini-batches of {own * recipe.group_size:g} responses (critic.ppo_mini_batch_size {own:g})"
+        elif name == "critic_grad_norm":
+            scope += " if critic.ppo_mini_batch_size, which is not known, is the actor's (verl's default)"
+        updates = "" if recipe.updates_per_rollout is None else f" (updates_per_rollout {recipe.updates_per_rollout})"
+        provenance[name] += f", {scope}; {run.norm_reduction}{updates if name == 'grad_norm' else ''}"
 
 
 def _updates(run: Run, provenance: dict[str, str], recipe: Recipe) -> Array:
     """Optimizer updates at the end of each row."""
-    per_row = 1 if run.row_is_update else recipe.updates_per_rollout
+    per_row = 1.0 if run.row_is_update else float(recipe.updates_per_rollout or math.nan)
     provenance["updates"] = "optimizer steps" if run.row_is_update else "rollout steps x updates_per_rollout"
     result: Array = (run.step - run.base) * per_row
     return result
@@ -422,15 +534,16 @@ def _evaluations(
     seconds = given.seconds if given.seconds is not None else np.full(given.count, np.nan)
     elapsed = given.elapsed
     if elapsed is None and option.step_seconds is not None and not len(run.step):
-        elapsed = responses / recipe.rollout_batch * option.step_seconds
+        elapsed = responses / recipe.responses * option.step_seconds
         provenance["evaluation_elapsed"] = "rollout steps before the evaluation x option step_seconds [s]"
     elif elapsed is None:
         elapsed = elapsed_at(responses, columns["responses"], columns.get("elapsed"))
         provenance.setdefault("evaluation_elapsed", "elapsed at evaluation_responses [s]")
     wall = given.wall
     if wall is None:
-        saving = np.nan_to_num(columns.get("checkpoint_seconds", np.zeros(len(run.step))))
-        before = np.array([saving[columns["responses"] < place].sum() for place in responses])
+        saved = np.cumsum(np.nan_to_num(columns.get("checkpoint_seconds", np.zeros(len(run.step)))))
+        earlier = np.searchsorted(columns["responses"], responses)
+        before = np.concatenate([[0.0], saved])[earlier]
         wall = wall_seconds(elapsed, seconds, before, initial=responses == 0)
         provenance["evaluation_wall"] = (
             "elapsed plus earlier evaluations and checkpoints [s]; an untimed one before step 1 counts zero"
@@ -466,8 +579,7 @@ def _attributes(
         "updates_per_rollout": recipe.updates_per_rollout,
         "epochs": recipe.epochs,
         "learning_rate": rate,
-        # Tokens over mean length, beside what is stated; only this reader has them.
-        "inferred_rollout_batch": run.inferred_rollout_batch if run.framework == "verl" else None,
+        "open_batch": recipe.open or None,
         **run.facts,
     }
     return {

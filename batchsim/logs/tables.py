@@ -62,6 +62,8 @@ ALIASES = {
     "actor_sq_norm_batch": "sq_norm_batch",
     "critic_sq_norm_chunk_mean": "critic_sq_norm_chunk",
 }
+# The one axis that counts optimizer updates; the others count rollout steps.
+_UPDATE = "update"
 # Weights & Biases exports, of which only columns that the user names can be used.
 _EXPORT_ALIASES = {"_step": "rollout_step", "Step": "rollout_step"}
 CONFIGURATION = (*COUNTS, "learning_rate")
@@ -223,7 +225,9 @@ def _tracked(source: Source, columns: Mapping[str, str] | None, warnings: list[s
             continue
         counted = {"updates_per_rollout": float(several[run])} if run in several else {}
         made = run_of(source, logged, framework="tables", name=run or source.name)
-        runs.append(replace(made, stated=counted | dict(made.stated)))
+        # A table without the configuration has the default of tables, as documented.
+        rules = replace(made.rules, mini_batch="")
+        runs.append(replace(made, stated=counted | dict(made.stated), rules=rules))
     return runs
 
 
@@ -240,7 +244,7 @@ def _pivoted(
     steps = _floats([row[at["rollout_step"]] for row in rows], "rollout_step", source, lines)
     values = _floats([row[at["value"]] for row in rows], "value", source, lines)
     renamed = {title: name for name, title in (columns or {}).items()}
-    titles = {"rollout_step": "rollout_step"}
+    titles = {"rollout_step": _titles(source)[at["rollout_step"]]}
     unknown: dict[str, None] = {}
     cells: dict[str, dict[float, Cell]] = {}
     for row, line, step, value in zip(rows, lines, steps.tolist(), values.tolist(), strict=True):
@@ -264,6 +268,8 @@ def _pivoted(
     for name in titles.keys() - {"rollout_step"}:
         numbers[name] = np.array([one_value(name, cell.values.get(name, [])) for _, _, cell in order], dtype=float)
     if several:
+        # Several updates share a step, which is a rollout step then, whatever it is called.
+        titles["rollout_step"] = "rollout_step"
         numbers.setdefault("updates_per_rollout", np.array([several.get(run, math.nan) for run, _, _ in order]))
         titles.setdefault("updates_per_rollout", "values per step")
     texts = {"run": [run for run, _, _ in order]} if "run" in at else {}
@@ -412,6 +418,7 @@ def _run(name: str, part: Mapping[str, _Part]) -> Run:
         provenance |= _evaluation_provenance(scored_in[0], evaluations)
     stated, facts = _configuration(part.values())
     base = -1 if len(step) and step[0] == 0 else 0
+    counts_updates = _counts_updates(part)
     return Run(
         name=name,
         framework="tables",
@@ -426,7 +433,23 @@ def _run(name: str, part: Mapping[str, _Part]) -> Run:
         inferred_rollout_batch=_increment(step - base, columns.get("responses")),
         base=base,
         stride=_stride(step, notes),
+        row_is_update=counts_updates,
     )
+
+
+def _counts_updates(part: Mapping[str, _Part]) -> bool:
+    """Whether a run's rows are optimizer updates, which the column `update` says."""
+    placed = [held for kind, (held, _) in part.items() if kind != "runs" and "rollout_step" in held.numbers]
+    axes = {held.titles.get("rollout_step") == _UPDATE: held for held in placed}
+    if len(axes) > 1 and "responses" not in part["evaluations"][0].numbers:
+        raise InputError(
+            f"evaluations are placed by {axes[True].titles['rollout_step']} in one table "
+            f"and by {axes[False].titles['rollout_step']} in the other",
+            remedy="number both by update or both by rollout_step, or give the evaluations' responses",
+            where=part["evaluations"][0].source.path,
+        )
+    steps = part.get("steps", part.get("evaluations"))
+    return steps is not None and steps[0].titles.get("rollout_step") == _UPDATE
 
 
 def _scored(name: str, part: Mapping[str, _Part], rows: Index, notes: list[str]) -> _Part | None:

@@ -25,17 +25,17 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from batchsim.errors import InputError
-from batchsim.logs.clock import from_clock
+from batchsim.logs.clock import Clocked, from_clock
+from batchsim.logs.recipe import Rules
 from batchsim.logs.record import Evaluations, Run, Steps, number, whole_or_none
 from batchsim.logs.source import Source, matching_lines
-from batchsim.logs.timeline import Array
 from batchsim.logs.trl_arguments import Settled, arguments_beside, arguments_in
 
 COLUMNS = {
@@ -231,9 +231,7 @@ def run_of(
     warnings = [*source.warnings, *history.warnings, *train.warnings, *evaluated.warnings, *settled.notes]
     columns = {name: train.column(name) for name, _ in COLUMNS.values()}
     provenance = _provenance(history) | settled.names
-    if not np.isfinite(columns["step_seconds"]).any() and history.clock:
-        _time_by_clock(history, columns, provenance, warnings)
-    _over_rollouts(settled, train.step, columns, provenance, warnings)
+    clock = None if np.isfinite(columns["step_seconds"]).any() or not history.clock else _clock(history)
     unused = {name: rows for name, rows in history.metrics.items() if not _is_used(name)}
     # Newer versions may state a fraction of the run instead of a number of steps.
     spacing = float(np.median(np.diff(train.step, prepend=0.0))) if train.rows else 1.0
@@ -253,6 +251,9 @@ def run_of(
         row_is_update=True,
         batch_hint=hint if per_device else settled.hint or hint,
         norm_reduction="the last update of each row",
+        rules=Rules(one_epoch=True, divisor=settled.divisor),
+        clock=clock,
+        clock_source=history.clock_source,
     )
 
 
@@ -384,40 +385,17 @@ def _place_by_count(printed: Sequence[_Printed], arguments: Mapping[str, str], h
 # -- both ---------------------------------------------------------------------------------------------
 
 
-def _time_by_clock(
-    history: History, columns: dict[str, Array], provenance: dict[str, str], warnings: list[str]
-) -> None:
+def _clock(history: History) -> Callable[[int], Clocked]:
+    """Times of the rows from the clock, once it is known how many updates one generation serves."""
     durations = history.evaluated.column("eval_runtime")
     paused = dict(zip(history.evaluated.rows, durations.tolist(), strict=True))
-    clocked = from_clock(history.train.step, history.clock, paused=paused, source=history.clock_source)
-    columns["step_seconds"], columns["checkpoint_seconds"] = clocked.step_seconds, clocked.checkpoint_seconds
-    provenance["step_seconds"] = f"{history.clock_source} [s], per optimizer step, mean over the row's steps"
-    provenance["checkpoint_seconds"] = f"{history.clock_source} [s], what exceeds the usual step"
-    warnings += clocked.notes
 
+    def clocked(updates: int) -> Clocked:
+        return from_clock(
+            history.train.step, history.clock, paused=paused, source=history.clock_source, updates=updates
+        )
 
-def _over_rollouts(
-    settled: Settled, step: Array, columns: dict[str, Array], provenance: dict[str, str], warnings: list[str]
-) -> None:
-    """Average step_seconds over whole rollouts, where several rows of updates make one."""
-    stated = settled.stated
-    if not {"train_batch", "rollout_batch"} <= stated.keys() or not len(step):
-        return
-    updates = stated["rollout_batch"] * stated.get("epochs", 1) / stated["train_batch"]
-    seconds = columns["step_seconds"]
-    row = np.median(np.diff(step, prepend=0.0))
-    if not updates > row or updates != int(updates) or not np.isfinite(seconds).any():
-        return
-    rollout = np.ceil(step / updates)
-    averaged = np.full(len(step), math.nan)
-    for count in np.unique(rollout):
-        rows = rollout == count
-        # A rollout that the log does not end in would count its expensive part only.
-        if step[rows][-1] == count * updates:
-            averaged[rows] = seconds[rows].mean()
-    columns["step_seconds"] = averaged
-    provenance["step_seconds"] += f", mean over the {updates:g} updates of a rollout"
-    warnings.append(f"step_time is averaged over the {updates:g} updates of each rollout: only one of them generates")
+    return clocked
 
 
 def _is_used(name: str) -> bool:

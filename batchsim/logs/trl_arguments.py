@@ -48,7 +48,30 @@ _ARGUMENTS = (
     "nnodes",
     "model_name_or_path",
     "trl_version",
+    "max_completion_length",
+    "max_prompt_length",
+    "beta",
+    "temperature",
+    "epsilon",
+    "epsilon_high",
+    "max_grad_norm",
+    "vllm_max_model_length",
+    "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel_size",
 )
+# Facts that runs are compared by.
+_FACTS = {
+    "max_completion_length": "max_response_length",
+    "max_prompt_length": "max_prompt_length",
+    "beta": "kl_coef",
+    "temperature": "temperature",
+    "epsilon": "clip_ratio",
+    "epsilon_high": "clip_ratio_high",
+    "max_grad_norm": "grad_clip",
+    "vllm_max_model_length": "max_model_length",
+    "vllm_gpu_memory_utilization": "memory_share",
+    "vllm_tensor_parallel_size": "tensor_parallel",
+}
 _TEXTS = ("model_name_or_path", "trl_version")
 _OPTION = re.compile(
     rf"(?<![\w.])({'|'.join(_ARGUMENTS).replace('_', '[_-]')})['\"]?(?:\s*[:=]\s*|\s+)['\"]?([^\s'\",;)}}]+)"
@@ -69,7 +92,7 @@ _NEW_NAMES = ("completions/", "clip_ratio", "num_tokens")
 
 def arguments_in(line: str) -> dict[str, str]:
     """Arguments that one line of text states, by name."""
-    if not any(mark in line for mark in _MARKS):
+    if line.lstrip().startswith("#") or not any(mark in line for mark in _MARKS):
         return {}
     found = {name.replace("-", "_"): value for name, value in _OPTION.findall(line)}
     for name, pattern in _ANNOUNCED.items():
@@ -117,12 +140,21 @@ class Settled:
             self._state(name, self.held.get(key), key)
         self._state("learning_rate", self.held.get("learning_rate"), "learning_rate")
         self._batch(metrics)
+        self.names |= {name: key for key, name in _FACTS.items() if math.isfinite(number(arguments.get(key)))}
 
     @property
     def facts(self) -> dict[str, object]:
         """Other attributes of the run."""
         model = self.arguments.get("model_name_or_path", "").rstrip("/").rsplit("/", 1)[-1]
-        return {"model": model}
+        values = {name: number(self.arguments.get(key)) for key, name in _FACTS.items()}
+        tidy = {name: int(value) if value == int(value) else value for name, value in values.items() if value == value}
+        return {"model": model, **tidy}
+
+    @property
+    def divisor(self) -> tuple[int, str]:
+        """Number that divides every batch, and its name: what each device trains on at once."""
+        per_device = self.held.get(_PER_DEVICE, 1.0)
+        return (int(per_device), _PER_DEVICE) if per_device == int(per_device) else (1, "")
 
     def _state(self, name: str, value: float | None, source: str) -> None:
         if value is not None:

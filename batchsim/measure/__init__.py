@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
+from scipy.special import ndtri
 
 from batchsim.errors import InputError
 from batchsim.measure.alignment import BAND, aligned_up_to, measure_alignment
@@ -38,6 +39,7 @@ from batchsim.measure.runs import (
     Goal,
     choose,
     coarsen,
+    copies,
     evaluation_spacing,
     find_arm,
     gather_arms,
@@ -119,12 +121,16 @@ def measure(
     """
     if not 0 < level < 1:
         raise InputError(f"level is {level:g}, outside (0, 1)", remedy="0.8 is a central 80 % interval")
+    if band is not None and not band > 0:
+        raise InputError(f"band is {band:g}, and it must be positive")
     warnings: list[str] = list(runs.attrs.get("warnings", []))
     nodes = {name: node.to_dataset() for name, node in runs.children.items()}
     metrics = sorted({str(m) for ds in nodes.values() for m in ds["metric"].values})
     metric, target = choose(nodes, metrics, metric, target, warnings)
-    nodes = _on_grid(nodes, common_grid, warnings)
-    goal = Goal(metric=metric, target=target, kind=kind, score_error=score_error)
+    nodes = _on_grid(nodes, metric, common_grid, warnings)
+    warnings += copies(nodes)
+    z = float(ndtri((1 + level) / 2))
+    goal = Goal(metric=metric, target=target, kind=kind, score_error=score_error, z=z)
     read = [read_run(name, ds, goal, warnings) for name, ds in nodes.items()]
     arms = gather_arms(read)
     asked = None if reference is None else find_arm(arms, reference)
@@ -203,9 +209,11 @@ def one_point(nodes: dict[str, xr.Dataset], metric: str | None) -> float:
     return BAND if not finite.size or bool(((finite >= 0) & (finite <= 1)).all()) else 100 * BAND
 
 
-def _on_grid(nodes: dict[str, xr.Dataset], common: bool, warnings: list[str]) -> dict[str, xr.Dataset]:
+def _on_grid(
+    nodes: dict[str, xr.Dataset], metric: str | None, common: bool, warnings: list[str]
+) -> dict[str, xr.Dataset]:
     """The runs on the coarsest grid of evaluations, or a warning that their grids differ."""
-    spacing = {name: evaluation_spacing(ds) for name, ds in nodes.items()}
+    spacing = {name: evaluation_spacing(ds, metric) for name, ds in nodes.items()}
     known = [s for s in spacing.values() if np.isfinite(s)]
     if not known or max(known) < GRID_RATIO * min(known):
         return nodes

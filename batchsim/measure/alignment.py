@@ -2,15 +2,16 @@ r"""The paper's first stage: do the curves of different batches align at equal c
 
 For an arm against the reference, scores are read by linear interpolation at the evaluations of the coarser
 arm within the stretch that both cover, and averaged over runs. The gap at each point scatters with the
-spread over runs, pooled over points and both arms, or with the stated error of a score where no repeat
-shows it. The largest gap of G points is judged with simultaneous limits (Sidak: each point at
+spread over runs at that point, or the one pooled over points where that is larger, or with the stated error of a
+score where that is larger still. G points are judged with simultaneous limits (Sidak: each point at
 level^(1/G)), so that looking at many points finds no departure by chance:
 
     inside    every |gap| is within the band, limits included
     outside   some |gap| is beyond the band, limits included
     undecided otherwise
 
-Batches are aligned up to the largest one before the first that is outside.
+Two batches answer "up to which": the largest before the first that is not inside (shown to align), and the largest
+before the first that is outside (not shown to depart).
 
 References
 ----------
@@ -67,8 +68,8 @@ def measure_alignment(arms: list[list[Run]], reference: int, goal: Goal, *, leve
     return set_attrs(xr.Dataset(data, coords={"arm": np.arange(len(arms)), "bound": list(BOUNDS)}))
 
 
-def aligned_up_to(arms: xr.Dataset) -> dict[str, float]:
-    """Largest batch up to which no curve leaves the band, per learning-rate rule.
+def aligned_up_to(arms: xr.Dataset) -> dict[str, dict[str, float | None]]:
+    """Batches up to which curves are shown to align, and not shown to depart, per learning-rate rule.
 
     Parameters
     ----------
@@ -77,24 +78,34 @@ def aligned_up_to(arms: xr.Dataset) -> dict[str, float]:
 
     Returns
     -------
-    dict of str to float [responses]
-        Rules under which at least one batch was compared; the reference batch where the first is outside.
+    dict of str to dict
+        Per rule under which a batch was compared: `inside` [responses], the largest before the first that is not
+        inside the band, and `not_outside` [responses], the largest before the first outside; None where the
+        first one already fails, and both None where nothing was decided.
     """
     reference = arms.isel(arm=arms.attrs["reference"])
     group = float(reference["group_size"])
-    found: dict[str, float] = {}
-    rules = [r for r in dict.fromkeys(arms["lr_rule"].values.tolist()) if r not in ("reference", "probe")]
-    for rule in rules:
+    found: dict[str, dict[str, float | None]] = {}
+    for rule in dict.fromkeys(arms["lr_rule"].values.tolist()):
         same = (arms["lr_rule"].values == rule) & (arms["alignment"].values != "")
         if np.isfinite(group):
             same &= arms["group_size"].values == group
-        batches, outcome = arms["train_batch"].values[same], arms["alignment"].values[same]
-        order = np.argsort(batches)
-        left = np.flatnonzero(outcome[order] == "outside")
-        kept = batches[order][: left[0]] if left.size else batches[order]
-        if batches.size:
-            found[str(rule)] = float(kept[-1]) if kept.size else float(reference["train_batch"])
+        if rule in ("reference", "probe") or not same.any():
+            continue
+        order = np.argsort(arms["train_batch"].values[same])
+        batches, outcome = arms["train_batch"].values[same][order], arms["alignment"].values[same][order]
+        decided = bool((outcome != "undecided").any())
+        found[str(rule)] = {
+            "inside": _last_before(batches, outcome != "inside"),
+            "not_outside": _last_before(batches, outcome == "outside") if decided else None,
+        }
     return found
+
+
+def _last_before(batches: Floats, stops: NDArray[np.bool_]) -> float | None:
+    """Largest batch before the first stop."""
+    kept = batches[: int(np.argmax(stops))] if stops.any() else batches
+    return float(kept[-1]) if kept.size else None
 
 
 def _gap(
@@ -114,15 +125,16 @@ def _gap(
         return nothing
     scores = [np.stack([np.interp(grid, n, j) for n, j in runs]) for runs in curves]
     gap = scores[0].mean(axis=0) - scores[1].mean(axis=0)
-    half = _half_width(scores, [arm, reference], goal, level=level, points=grid.size)
-    at = int(np.argmax(np.abs(gap)))
-    largest = float(np.abs(gap[at]))
+    half = _half_width(scores, [arm, reference], goal, level=level)
+    # The point that says most: the farthest beyond its own limits.
+    beyond = np.abs(gap) - half
+    at = int(np.argmax(beyond)) if np.isfinite(half).all() else int(np.argmax(np.abs(gap)))
     outcome = "undecided"
-    if largest + half <= band:
+    if (np.abs(gap) + half <= band).all():
         outcome = "inside"
-    elif largest - half > band:
+    elif (beyond > band).any():
         outcome = "outside"
-    return (float(gap[at] - half), float(gap[at]), float(gap[at] + half)), float(grid[at]), outcome
+    return (float(gap[at] - half[at]), float(gap[at]), float(gap[at] + half[at])), float(grid[at]), outcome
 
 
 def _curve(run: Run, goal: Goal) -> tuple[Floats, Floats]:
@@ -133,18 +145,19 @@ def _curve(run: Run, goal: Goal) -> tuple[Floats, Floats]:
     return run.ds["evaluation_responses"].values[seen], score[seen]
 
 
-def _half_width(scores: list[Floats], runs: list[list[Run]], goal: Goal, *, level: float, points: int) -> float:
-    """Half width of simultaneous limits; infinite where neither repeats nor a stated error give one."""
+def _half_width(scores: list[Floats], runs: list[list[Run]], goal: Goal, *, level: float) -> Floats:
+    """Half widths of simultaneous limits, (point,); infinite where neither repeats nor a stated error give one."""
+    points = scores[0].shape[1]
     each = level ** (1 / points)
+    share = sum(1 / len(s) for s in scores)
+    half = np.zeros(points)
     dof = sum(len(s) - 1 for s in scores)
     if dof:
-        squares = sum(float(((s - s.mean(axis=0)) ** 2).sum()) for s in scores)
-        variance = squares / (dof * points)
-        quantile = float(stdtrit(dof, (1 + each) / 2))
-    elif goal.score_error is not None:
+        squares = np.sum([((s - s.mean(axis=0)) ** 2).sum(axis=0) for s in scores], axis=0)
+        variance = np.maximum(squares / dof, squares.sum() / (dof * points))
+        half = float(stdtrit(dof, (1 + each) / 2)) * np.sqrt(variance * share)
+    if goal.score_error is not None:
         errors = [score_error(r.ds, _curve(r, goal)[1], goal.score_error) for arm in runs for r in arm]
-        variance = float(np.mean(np.concatenate(errors) ** 2))
-        quantile = float(ndtri((1 + each) / 2))
-    else:
-        return np.inf
-    return quantile * float(np.sqrt(variance * sum(1 / len(s) for s in scores)))
+        stated = float(np.mean(np.concatenate(errors) ** 2))
+        half = np.maximum(half, float(ndtri((1 + each) / 2)) * np.sqrt(stated * share))
+    return half if dof or goal.score_error is not None else np.full(points, np.inf)

@@ -64,6 +64,9 @@ def _cost_draws(arms: list[list[Run]], rng: np.random.Generator) -> tuple[Floats
     low, high = np.empty((len(arms), DRAWS)), np.empty((len(arms), DRAWS))
     for i, arm in enumerate(arms):
         bounds = [_run_draws(r.crossing, rng) for r in arm]
+        if len({(r.crossing.low, r.crossing.high) for r in arm if r.crossing}) == 1:
+            # Runs that share one interval say where in it they lie once, not once each.
+            bounds = bounds[:1]
         with np.errstate(divide="ignore"):
             low[i], high[i] = (np.exp(np.mean(np.log([b[j] for b in bounds]), axis=0)) for j in (0, 1))
     factor = _scatter(error, dof, rng)
@@ -105,7 +108,12 @@ def measure_arms(
     """
     is_reference = np.arange(len(arms)) == reference
     q = [np.array([r.throughput for r in arm]) for arm in arms]
-    q_mean = np.array([v.mean() for v in q])
+    q_mean = np.array([v[np.isfinite(v)].mean() if np.isfinite(v).any() else np.nan for v in q])
+    untimed = [r.name for arm in arms for r in arm if not np.isfinite(r.throughput)]
+    if untimed and np.isfinite(q_mean).any():
+        warnings.append(
+            f"no timing for {', '.join(untimed[:3])}{' ...' if len(untimed) > 3 else ''}: q is of the other runs"
+        )
     q_error, q_dof = _relative_error(q)
     n_low, n_high, centre, n_error = _cost_draws(arms, rng)
     rq_draws = q_mean[:, None] * _scatter(q_error, q_dof, rng)

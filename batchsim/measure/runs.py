@@ -37,12 +37,15 @@ class Goal:
         See `learning.curve.crossing`.
     score_error : float, 'binomial' or None [1]
         Standard error of a score; 'binomial' takes sqrt(p (1 - p)/n) from the evaluation's size.
+    z : float [1]
+        Standard errors by which a score must lie above the target to have passed for sure.
     """
 
     metric: str | None
     target: float | None
     kind: str = "first"
     score_error: float | str | None = None
+    z: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +118,18 @@ def read_run(name: str, ds: xr.Dataset, goal: Goal, warnings: list[str]) -> Run:
     found, target = None, goal.target
     if goal.metric is not None and target is not None and goal.metric in ds["metric"].values:
         score = ds["score"].sel(metric=goal.metric).values
-        error = score_error(ds, score, goal.score_error)
+        error = goal.z * score_error(ds, score, goal.score_error)
         found = crossing(ds["evaluation_responses"].values, score, target=target, kind=goal.kind, score_error=error)
     if found is not None and found.censoring == "right":
-        warnings.append(
-            f"{ds.attrs.get('path', name)}: never reaches {target:g} (best {found.best_score:.4g} at "
-            f"{found.best_at:.0f} responses); pass a target <= {found.best_score:.4g} or a longer log"
-        )
+        where = f"{ds.attrs.get('path', '')} ({name})" if ds.attrs.get("path") else name
+        best = f"(best {found.best_score:.4g} at {found.best_at:.0f} responses)"
+        if target is not None and found.best_score >= target:
+            how = "falls back below it" if goal.kind == "sustained" else "is not sure of it"
+            warnings.append(f"{where}: touches {target:g} and {how} {best}; N* has a lower bound only")
+        else:
+            warnings.append(
+                f"{where}: never reaches {target:g} {best}; pass a target <= {found.best_score:.4g} or a longer log"
+            )
     elapsed, wall = ds["evaluation_elapsed"].values, ds["evaluation_wall"].values
     time = _bracket(elapsed, elapsed, found)
     # That the target is reached is known when the evaluation ends; its own duration may be unknown.
@@ -199,9 +207,12 @@ def score_error(ds: xr.Dataset, score: Floats, given: float | str | None) -> Flo
     return np.asarray(np.sqrt(p * (1 - p) / size))
 
 
-def evaluation_spacing(ds: xr.Dataset) -> float:
-    """Median distance between the evaluations of a run [responses], NaN with fewer than two."""
-    gaps = np.diff(ds["evaluation_responses"].values)
+def evaluation_spacing(ds: xr.Dataset, metric: str | None = None) -> float:
+    """Median distance between the evaluations of a run [responses], of one score if named; NaN with fewer than two."""
+    at = ds["evaluation_responses"].values
+    if metric is not None and metric in ds["metric"].values:
+        at = at[np.isfinite(ds["score"].sel(metric=metric).values)]
+    gaps = np.diff(at)
     return float(np.median(gaps)) if gaps.size else np.nan
 
 
@@ -243,15 +254,20 @@ def _last_time(ds: xr.Dataset) -> tuple[float, float]:
     return last, last + float(evaluations.sum() + saving)
 
 
-CHANGES = ("model", "optimizer", "epochs", "updates_per_rollout", "grad_clip", "clip_ratio", "mode", "gpus", "chunks")
-"""Settings that are compared between runs; batch, group size and learning rate tell arms apart already."""
+SAME_BY_DESIGN = {
+    *("train_batch", "rollout_batch", "prompts", "group_size", "learning_rate", "lr_rule", "grad_clip", "chunks"),
+    *("seed", "run", "path", "framework", "logged_by", "provenance", "warnings", "unused", "status"),
+    *("target", "target_metric", "eval_samples", "eval_samples_total", "inferred_rollout_batch"),
+}
+"""Attributes that tell arms apart already, follow the batch by rule (a gradient clip), or say nothing of the recipe."""
 
 
 def other_changes(read: list[Run]) -> list[str]:
     """Sentences on settings, besides the batch and its learning rate, that differ between runs."""
     said = []
-    for name in CHANGES:
-        values = {str(r.ds.attrs[name]): r.name for r in read if name in r.ds.attrs}
+    names = sorted({name for r in read for name in r.ds.attrs} - SAME_BY_DESIGN)
+    for name in names:
+        values = {str(r.ds.attrs.get(name, "not stated")): r.name for r in read}
         if len(values) > 1:
             shown = ", ".join(f"{value} ({run})" for value, run in sorted(values.items())[:3])
             said.append(f"more than the batch changed between the runs: {name} is {shown}")
@@ -260,6 +276,20 @@ def other_changes(read: list[Run]) -> list[str]:
         said.append(
             f"more than the batch changed between the runs: group_size is {', '.join(map(str, sorted(groups)))}"
         )
+    return said
+
+
+def copies(nodes: dict[str, xr.Dataset]) -> list[str]:
+    """Sentences on runs that repeat another one number by number."""
+    said, seen = [], dict[str, xr.Dataset]()
+    for name, ds in nodes.items():
+        same = next((other for other, kept in seen.items() if ds.sizes == kept.sizes and ds.equals(kept)), None)
+        if same is None:
+            seen[name] = ds
+        else:
+            said.append(
+                f"{name} holds the same numbers as {same}: a copy is no second seed, and intervals are too narrow"
+            )
     return said
 
 

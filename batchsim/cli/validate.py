@@ -1,0 +1,201 @@
+"""`batchsim validate`: how wrong the package is, on measurements that its claims did not see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchsim.cli import options as opt
+from batchsim.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from batchsim.cli.table import Cell
+
+CLAIMS = ("samples",)
+
+
+def validate(
+    claim: Annotated[str, typer.Argument(help="samples: the learning law against published runs.", metavar="CLAIM")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder of measured data [default: ../shared/data where it exists].", metavar="FOLDER"),
+    ] = None,
+    seed: opt.Seed = 0,
+    plot: Annotated[Path | None, typer.Option(help="Write the plot of errors per set (png, pdf, svg).")] = None,
+    json: opt.Json = False,
+) -> None:
+    """State how far a claim of the package is from measurements, losses included.
+
+    Data sets that the folder lacks are skipped with the reason.
+    """
+    if claim not in CLAIMS:
+        raise InputError(f"no validation of '{claim}'", remedy=nearest(claim, CLAIMS))
+    from batchsim.cli import answer
+    from batchsim.validate.samples import validate_samples
+
+    opt.check_plot(plot)
+    result = validate_samples(data, seed=seed)
+    if plot is not None:
+        from batchsim.plot import plot_validation
+
+        opt.save_plot(plot, lambda ax: plot_validation(result, ax=ax))
+    if json:
+        answer.write(result)
+    else:
+        print_samples(result)
+
+
+def print_samples(result: dict[str, Any]) -> None:
+    """Print scores, sets and the small transformer of `validate.samples.validate_samples`."""
+    from batchsim.cli.table import make_console, print_notes, print_rows
+
+    console = make_console()
+    level = f"{100 * result['overall']['level']:.0f} %"
+    parts = [{"slice": "all sets"} | result["overall"], *result["slices"]]
+    for part in parts:
+        count = f"{part['sets']} set{'s' if part['sets'] != 1 else ''}, {part['points']} points"
+        title = f"{part['slice']} ({count}): |log(predicted/measured)| of N* at the largest batch"
+        print_rows(console, title, [_score_cells(name, score, level) for name, score in part["forms"].items()])
+    forms = list(result["overall"]["forms"])
+    print_rows(
+        console,
+        "log(predicted/measured) at the largest batch, left out (median over targets)",
+        [
+            {"set": s["set"], "rule": s["rule"], "targets": str(s["targets"])} | _signed(s["log_error"], forms)
+            for s in result["sets"]
+        ],
+        optional=("targets",),
+    )
+    print_rows(
+        console,
+        "log-rms in sample, largest batch included",
+        [{"set": s["set"], "rule": s["rule"]} | _plain(s["log_rms"], forms) for s in result["sets"]],
+    )
+    if result["small_transformer"] is not None:
+        _print_small_transformer(console, result["small_transformer"])
+    for sentence in verdicts(result):
+        console.print(sentence, soft_wrap=True)
+    print_notes(console, [f"skipped: {reason}" for reason in result["skipped"]])
+
+
+def verdicts(result: dict[str, Any]) -> list[str]:
+    """Sentences on who wins, the hyperbola's wins among them."""
+    from batchsim.validate.samples import decide
+
+    said = [
+        f"Under the rule '{rule}' the form to fit is '{form}', by the least median error."
+        for rule, form in decide(result).items()
+    ]
+    overall = result["overall"]
+    error = {name: score["median_abs_log_error"] for name, score in overall["forms"].items()}
+    known = {name: value for name, value in error.items() if value is not None}
+    best = min(known, key=lambda name: known[name])
+    said.append(
+        f"Over all {overall['sets']} sets no form predicts the largest batch better than the plain hyperbola "
+        f"({known[best]:.3f})."
+        if best == overall["peer"]
+        else f"Over all {overall['sets']} sets '{best}' is best ({known[best]:.3f})."
+    )
+    return said
+
+
+def _score_cells(name: str, score: dict[str, Any], level: str) -> dict[str, Cell]:
+    from batchsim.cli.table import short, span
+
+    return {
+        "form": name,
+        "median": (short(score["median_abs_log_error"]), f"({span(score['interval'])})"),
+        "signed": _log(score["median_log_error"]),
+        "against the hyperbola": f"{score['wins']} won, {score['losses']} lost, {score['ties']} tied",
+        "p": short(score["p"]),
+        "log-rms": f"{score['median_log_rms']:.3f}",
+        "AIC beyond": _log(score["aic_beyond_peer"], ".1f"),
+        f"in {level}": f"{100 * score['covered']:.0f} %",
+    }
+
+
+def _log(value: float | None, form: str = ".3f") -> str:
+    return "-" if value is None else "0" if abs(value) < 5e-4 else f"{value:+{form}}"
+
+
+def _signed(values: dict[str, float | None], forms: list[str]) -> dict[str, Cell]:
+    return {name: _log(values[name]) for name in forms}
+
+
+def _plain(values: dict[str, float], forms: list[str]) -> dict[str, Cell]:
+    return {name: f"{values[name]:.3f}" for name in forms}
+
+
+def _print_small_transformer(console: Console, found: dict[str, Any]) -> None:
+    from batchsim.cli.table import print_rows, short
+
+    rows: list[dict[str, Cell]] = []
+    for row in found["sqrt"]:
+        cells: dict[str, Cell] = {
+            "target": f"{row['target']:g}",
+            "x": short(row["factor"]),
+            "updates": short(row["updates"]),
+            "r_N": f"{row['measured']:.2f}",
+            "start left out": f"{row['without_start']:.2f}",
+        }
+        rows.append(cells | {name: f"{value:.2f}" for name, value in row["predicted"].items()})
+    scales = ", ".join(f"{value:,.0f} at {target}" for target, value in found["noise_scale"].items())
+    title = (
+        f"tiny_grpo, sqrt rule, r_N: B_noise {scales} (chunk norms, P <= 32); moments: "
+        f"{found['moments']['noise_scale']:,.0f}, k = {found['moments']['snr_shape']:.2f}"
+    )
+    print_rows(console, title, rows)
+    errors: list[dict[str, Cell]] = [
+        {
+            "form": name,
+            "mean": f"{100 * value:.1f} %",
+            "64 times": _percents(found["largest_error"][name]),
+            "mean, start left out": f"{100 * found['mean_error_without_start'][name]:.1f} %",
+            "64 times, start left out": _percents(found["largest_error_without_start"][name]),
+        }
+        for name, value in found["mean_error"].items()
+    ]
+    print_rows(console, "mean |error| at 2 to 32 times the batch, and errors at 64 times per target", errors)
+    lost = ", ".join(f"{s['lost_updates']:.1f} at B = {s['train_batch']:g}" for s in found["start"])
+    console.print(f"Updates until the score is back at its start: {lost}.", soft_wrap=True)
+    print_rows(
+        console,
+        "lr_fraction that a row asks for, given A(B) of the moments (one standard error either way)",
+        [
+            {
+                "rule": row["rule"],
+                "target": f"{row['target']:g}",
+                "x": short(row["factor"]),
+                "rate": short(row["rate"]),
+                "r_N": f"{row['measured']:.2f}",
+                "lr_fraction": (
+                    _fraction(row["lr_fraction"][1]),
+                    f"({_fraction(row['lr_fraction'][0])} .. {_fraction(row['lr_fraction'][2])})",
+                ),
+            }
+            for row in found["lr_fraction"]
+        ],
+    )
+    single: list[dict[str, Cell]] = [
+        {
+            "rows": f"{one['rows']} ({one['count']})",
+            "lr_fraction": f"{one['lr_fraction']:.2f}",
+            "curvature ratio": f"{one['curvature_ratio']:.2g}" + (" fitted" if one["curvature_fitted"] else ""),
+            "log-rms": f"{one['log_rms']:.3f}",
+            "chi2/dof": f"{one['reduced_chi_square']:.1f}",
+        }
+        for one in found["one_lr_fraction"]
+    ]
+    print_rows(console, "one lr_fraction for several rows", single)
+
+
+def _fraction(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
+def _percents(errors: list[float]) -> str:
+    return " ".join(f"{100 * value:+.0f} %" for value in errors)
