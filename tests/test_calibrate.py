@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import math
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -334,7 +335,7 @@ class TestObservedIntervals:
     @pytest.fixture(autouse=True)
     def exact_law(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without the law's own error what is left is the error of two runs."""
-        monkeypatch.setattr("batchsim.calibrate.LAW_ERROR", 0.0)
+        monkeypatch.setattr(sys.modules["batchsim.calibrate"], "LAW_ERROR", 0.0)
 
     def implied(self, interval: list[float], error: float) -> Floats:
         """Updates ratio at twice the batch that the posterior implies, drift at a small fixed rate."""

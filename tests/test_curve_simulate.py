@@ -6,6 +6,7 @@ import csv
 import math
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from batchsim.measure import measure
 from batchsim.variables import VARIABLES
 
 CURVE = Curve(family="exponential", start=0.3, asymptote=0.7, scale=6e4)
-STEP = {"update_time_intercept": 100.0, "update_time_slope": 1.0}
+STEP: dict[str, Any] = {"update_time_intercept": 100.0, "update_time_slope": 1.0}
 
 
 class TestLayout:
@@ -109,7 +110,7 @@ class TestMeasured:
                              score_error=0.003, group_size=8, learning_rates={b: 1e-6 * (b / 64) ** 0.5 for b in costs},
                              **STEP)  # fmt: skip
         for target, kind in ((0.45, "smoothed"), (0.6, "smoothed"), (0.6, "first")):
-            arms = measure(tree, target=target, kind=kind, level=0.99)["arms"]
+            arms = measure(tree, target=target, kind=kind, level=0.99)["arms"].to_dataset()
             true = [float(sample_cost_to_target(target, curve=CURVE, cost=costs[b])) for b in costs]
             found = arms["sample_cost_ratio"].values
             assert ((found[:, 0] <= true) & (true <= found[:, 2])).all(), (target, kind)
@@ -122,7 +123,7 @@ class TestMeasured:
         tree = simulate_runs(
             CURVE, costs={64: 1.0}, responses_max=3e5, evaluation_spacing=64, runs=60, spread=0.1, **STEP
         )
-        runs = measure(tree, target=0.55)["runs"]
+        runs = measure(tree, target=0.55)["runs"].to_dataset()
         logs = np.log(runs["responses_to_target"].sel(bound="high").values)
         assert logs.std() == pytest.approx(0.1, rel=0.3)
         assert logs.mean() == pytest.approx(math.log(float(responses_at(CURVE, 0.55))), abs=0.04)

@@ -191,7 +191,7 @@ def test_tiny_grpo(shared: Path) -> None:
 
 
 def test_every_real_log_is_explained(shared: Path) -> None:
-    given: dict[str, Any] = {"prompts": 8, "group_size": 8}
+    given: dict[str, Any] = {"prompts": 6, "group_size": 8, "updates_per_rollout": 1}
     paths = [*(shared / "logs_real").glob("*.json"), *(shared / "logs_real").glob("*.log")]
     for path in [*paths, shared / "mlperf_grpo", shared / "tiny_ppo"]:
         options = given if path.name.startswith(("trl", "verl_logicrl")) else {}
@@ -384,7 +384,7 @@ def test_tokens_are_compared_where_the_run_keeps_their_count(tmp_path: Path) -> 
     assert kept.value == pytest.approx(0.2 / 128)
     assert check_tokens(ds.assign_attrs(inferred_rollout_batch=256.0)).outcome == "warning"
     bare = CONFIG.replace("data.train_batch_size=16 actor_rollout_ref.rollout.n=8 ", "")
-    ds = only(read_logs(written(tmp_path, clean_rows(), bare)))
+    ds = only(read_logs(written(tmp_path, clean_rows(), bare), updates_per_rollout=1))
     assert check_tokens(ds).outcome == "not checkable"
     assert "itself inferred" in check_tokens(ds).message
 
@@ -550,11 +550,16 @@ def test_what_repeats_is_said_once(cli: Cli) -> None:
     assert "held: as in" in out
 
 
+M1 = ("--updates-per-rollout", "1")
+
+
 def test_options_supply_what_a_log_lacks(cli: Cli, tmp_path: Path) -> None:
     rows = clean_rows()
     for row in rows:
         del row["perf/total_num_tokens"]
-    out = cli(written(tmp_path, rows, config=""), "--prompts", "16", "--group-size", "8", "--learning-rate", "1e-6")
+    out = cli(
+        written(tmp_path, rows, config=""), "--prompts", "16", "--group-size", "8", "--learning-rate", "1e-6", *M1
+    )
     assert "  option --prompts = 16 prompts (P)\n" in out
     assert "  option --group-size = 8 responses per prompt (G)\n" in out
     assert "  option --learning-rate = 1e-06 (learning rate)\n" in out

@@ -184,7 +184,7 @@ def test_verl_lines_read_back_as_the_recipe(candidate: Candidate) -> None:
         "prompts": candidate.prompts,
         "group_size": candidate.group_size,
         # ppo_epochs is not printed where it is 1, which is what the reader assumes.
-        "updates_per_rollout": candidate.updates_per_rollout,
+        "mini_prompts": candidate.prompts * candidate.epochs / candidate.updates_per_rollout,
     }
 
 

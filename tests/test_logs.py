@@ -35,7 +35,7 @@ step:2 - actor/grad_norm:0.4 - actor/lr:2e-06 - timing_s/gen:6.0 - timing_s/upda
 step:3 - actor/grad_norm:0.3 - actor/lr:2e-06 - timing_s/gen:7.0 - timing_s/update_actor:4.0\
  - timing_s/step:11.0
 step:4 - actor/grad_norm:0.2 - actor/lr:2e-06 - timing_s/gen:6.0 - timing_s/update_actor:4.0\
- - timing_s/testing:3.0 - timing_s/step:10.0 - val-core/gsm8k/reward/mean@1:0.75
+ - timing_s/testing:3.0 - timing_s/step:13.0 - val-core/gsm8k/reward/mean@1:0.75
 """
 
 
@@ -186,10 +186,13 @@ def test_verl_two_runs_of_one_model_on_two_machines(shared: Path) -> None:
 
 def test_verl_rollout_batch_from_tokens(shared: Path, tmp_path: Path) -> None:
     log = (shared / "logs_real" / "verl_2025-06_qwen2-7b_fsdp_excerpt.log").read_text().splitlines(keepends=True)
-    ds = only(read_logs(write(tmp_path, "".join(line for line in log if "step:" in line))))
+    path = write(tmp_path, "".join(line for line in log if "step:" in line))
+    with pytest.raises(InputError, match=r"actor\.ppo_mini_batch_size is not stated; give --updates-per-rollout"):
+        read_logs(path)
+    ds = only(read_logs(path, updates_per_rollout=1))
     assert ds.attrs["rollout_batch"] == 5120
     assert any("inferred" in text for text in ds.attrs["warnings"])
-    assert any("updates_per_rollout is not stated" in text for text in ds.attrs["warnings"])
+    assert "epochs is not stated; 1 is assumed" in ds.attrs["warnings"]
     path = tmp_path / "run.log"
     ds = only(read_logs(path, group_size=5, updates_per_rollout=4, learning_rate=1e-6))
     assert (ds.attrs["prompts"], ds.attrs["train_batch"], ds.attrs["learning_rate"]) == (1024, 1280, 1e-6)
@@ -204,7 +207,7 @@ def test_verl_printed_configuration_alone(shared: Path, tmp_path: Path) -> None:
 
 def test_verl_quirks(shared: Path) -> None:
     path = shared / "logs_synthetic" / "verl_quirks.log"
-    ds = only(read_logs(path, prompts=1024, group_size=5))
+    ds = only(read_logs(path, prompts=1024, group_size=5, updates_per_rollout=1))
     assert ds.rollout_step.values.tolist() == [1, 2, 3, 4, 5, 6]
     np.testing.assert_array_equal(ds.grad_norm, [0.322, 0.298, np.nan, 0.281, 0.279, 0.277])
     np.testing.assert_array_equal(ds.step_seconds, [252.485, 248, 248, 251, 250.1, np.nan])
@@ -227,7 +230,7 @@ def test_verl_testing_outside_and_saving_inside_the_timer(tmp_path: Path) -> Non
     line = "step:1 - timing_s/gen:60.0 - timing_s/update_actor:40.0 - timing_s/testing:30.0"
     line += " - timing_s/save_checkpoint:20.0 - timing_s/step:{}\n"
     for logged in (150.0, 120.0, 100.0):
-        ds = only(read_logs(write(tmp_path, line.format(logged)), prompts=2, group_size=2))
+        ds = only(read_logs(write(tmp_path, line.format(logged)), prompts=2, group_size=2, updates_per_rollout=1))
         assert ds.step_seconds.item() == 100
 
 
@@ -236,7 +239,7 @@ def test_verl_zero_based_steps_and_scaled_names(tmp_path: Path) -> None:
     text += "".join(
         f"step:{k} - timing/gen:5.0 - timing/step:9.0 - actor/lr(1e-4):0.010 - critic/kl:-0.000\n" for k in range(3)
     )
-    ds = only(read_logs(write(tmp_path, text), prompts=2, group_size=2))
+    ds = only(read_logs(write(tmp_path, text), prompts=2, group_size=2, updates_per_rollout=1))
     assert ds.responses.values.tolist() == [4, 8, 12]
     assert ds.evaluation_responses.values.tolist() == [0]
     assert ds.generation_seconds.values.tolist() == [5, 5, 5]
@@ -246,7 +249,7 @@ def test_verl_zero_based_steps_and_scaled_names(tmp_path: Path) -> None:
 def test_verl_restart_drops_the_abandoned_branch(tmp_path: Path) -> None:
     steps = [1, 2, 3, 4, 5, 3]
     text = "".join(f"step:{k} - actor/grad_norm:{n}.0 - timing_s/step:10.0\n" for n, k in enumerate(steps))
-    ds = only(read_logs(write(tmp_path, text), prompts=2, group_size=2))
+    ds = only(read_logs(write(tmp_path, text), prompts=2, group_size=2, updates_per_rollout=1))
     assert ds.rollout_step.values.tolist() == [1, 2, 3]
     assert ds.grad_norm.values.tolist() == [0, 1, 5]
     assert any("3 earlier rows from step 3 on were dropped" in text for text in ds.attrs["warnings"])
@@ -270,16 +273,16 @@ def test_verl_side_scores_only_where_nothing_else(tmp_path: Path) -> None:
 
 
 def test_trl_real_files_have_no_evaluation_and_no_time(shared: Path) -> None:
-    runs = runs_of(read_logs(str(shared / "logs_real" / "trl_*trainer_state.json"), prompts=8, group_size=8))
+    runs = runs_of(read_logs(str(shared / "logs_real" / "trl_*trainer_state.json"), prompts=6, group_size=8))
     assert len(runs) == 5
     for ds in runs.values():
         assert ds.sizes["evaluation"] == ds.sizes["metric"] == 0
         assert not {"step_seconds", "elapsed"} & set(ds.variables)
         assert {"grad_norm", "learning_rate", "train_reward", "response_length"} <= set(ds.variables)
-        assert ds.attrs["train_batch"] == 64
+        assert ds.attrs["train_batch"] == 48
     ds = runs["trl_unsloth_gemma3_g4_trainer_state"]
     assert ds.rollout_step.values.tolist() == list(range(10, 251, 10))
-    assert ds.responses.values[-1] == 250 * 64
+    assert ds.responses.values[-1] == 250 * 48
     assert ds.train_reward.values[-1] == 1.5109375
 
 
@@ -518,7 +521,7 @@ def prefix_cases(shared: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
         "mlperf": (shared / "mlperf_grpo" / "gbs256_seed2.out", {}),
         "verl": (
             shared / "logs_real" / "verl_logicrl_wandb_output_excerpt.log",
-            {"prompts": 8, "group_size": 8},
+            {"prompts": 8, "group_size": 8, "updates_per_rollout": 1},
         ),
     }
 

@@ -13,7 +13,7 @@ from batchsim.errors import InputError
 from batchsim.logs import read_logs
 
 LINE = "step:{0} - actor/grad_norm:0.3 - timing_s/step:10.0\n"
-GIVEN: dict[str, Any] = {"prompts": 4, "group_size": 2}
+GIVEN: dict[str, Any] = {"prompts": 4, "group_size": 2, "updates_per_rollout": 1}
 
 
 def write(folder: Path, text: str, name: str = "run.log") -> Path:
@@ -129,10 +129,10 @@ def test_a_contradiction_names_both_values(shared: Path) -> None:
 
 def test_batches_that_do_not_divide_show_their_arithmetic(tmp_path: Path) -> None:
     path = write(tmp_path, steps(1))
-    refused("train_batch", "8 x 1/3 = 2.66667", paths=path, updates_per_rollout=3, **GIVEN)
+    refused("train_batch", "8 x 1/3 = 2.66667", paths=path, **GIVEN | {"updates_per_rollout": 3})
     head = "data.train_batch_size={} actor_rollout_ref.actor.ppo_mini_batch_size={}"
     head += " actor_rollout_ref.rollout.n=4\n"
-    refused("data.train_batch_size x ppo_epochs", "2.5", paths=write(tmp_path, head.format(10, 4) + steps(1)))
+    refused("actor.ppo_mini_batch_size = 10 x 1/4 = 2.5", paths=write(tmp_path, head.format(10, 4) + steps(1)))
     refused("data.train_batch_size is 0", paths=write(tmp_path, head.format(0, 4) + steps(1)))
     text = "rollout_step,responses,grad_norm,rollout_batch,group_size\n1,20,0.1,20,8\n"
     refused("prompts = rollout_batch / group_size = 20/8", paths=write(tmp_path, text, "t.csv"))

@@ -18,7 +18,7 @@ from batchsim.logs import load_runs, read_logs, save_runs
 from batchsim.measure import measure
 from batchsim.variables import VARIABLES, set_attrs
 
-GIVEN: dict[str, Any] = {"prompts": 1024, "group_size": 5}
+GIVEN: dict[str, Any] = {"prompts": 1024, "group_size": 5, "updates_per_rollout": 1}
 LOGS: dict[str, dict[str, Any]] = {
     "tiny_grpo": {},
     "tiny_ppo": {},

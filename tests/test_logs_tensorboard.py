@@ -18,7 +18,7 @@ from batchsim.logs import read_logs
 from batchsim.logs.tensorboard import parse_events
 from batchsim.variables import VARIABLES
 
-GIVEN: dict[str, Any] = {"prompts": 4, "group_size": 2}
+GIVEN: dict[str, Any] = {"prompts": 4, "group_size": 2, "updates_per_rollout": 1}
 
 
 def only(tree: xr.DataTree) -> xr.Dataset:

@@ -26,7 +26,7 @@ from batchsim.logs.source import Source
 from batchsim.logs.verl import lines
 from batchsim.variables import VARIABLES
 
-GIVEN: dict[str, Any] = {"prompts": 4, "group_size": 2}
+GIVEN: dict[str, Any] = {"prompts": 4, "group_size": 2, "updates_per_rollout": 1}
 REAL = {
     "fsdp": "verl_2025-06_qwen2-7b_fsdp_excerpt.log",
     "megatron": "verl_2025-06_qwen2-7b_megatron_excerpt.log",
@@ -218,7 +218,8 @@ def test_agent_loop_staleness_and_overlapping_phases(tmp_path: Path) -> None:
 
 
 def test_dapo_counts_what_it_generated(tmp_path: Path) -> None:
-    head = "data.train_batch_size=512 data.gen_batch_size=768 actor_rollout_ref.rollout.n=16\n"
+    head = "data.train_batch_size=512 data.gen_batch_size=768 actor_rollout_ref.rollout.n=16 "
+    head += "actor_rollout_ref.actor.ppo_mini_batch_size=512\n"
     body = "".join(line(k, {"train/num_gen_batches": n, "actor/grad_norm": 0.1}) for k, n in ((1, 1), (2, 3), (4, 2)))
     ds = only(read_logs(write(tmp_path, head + body)))
     np.testing.assert_array_equal(ds.responses_generated, [768 * 16, 4 * 768 * 16, np.nan])
@@ -467,7 +468,8 @@ def test_first_step_behind_megabytes_of_noise(tmp_path: Path) -> None:
 
 
 def test_printed_configuration_ends_with_the_first_step(tmp_path: Path) -> None:
-    head = "{'actor_rollout_ref': {'rollout': {'n': 4}},\n 'data': {'train_batch_size': 8}}\n"
+    head = "{'actor_rollout_ref': {'actor': {'ppo_mini_batch_size': 8}, 'rollout': {'n': 4}},\n"
+    head += " 'data': {'train_batch_size': 8}}\n"
     late = "{'actor_rollout_ref': {'rollout': {'n': 4}},\n" + STEPS + " 'data': {'train_batch_size': 16}}\n"
     assert only(read_logs(write(tmp_path, head + STEPS))).attrs["rollout_batch"] == 32
     with pytest.raises(InputError, match="give --prompts"):

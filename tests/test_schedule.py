@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import naive
 import numpy as np
@@ -28,7 +29,7 @@ from batchsim.variables import VARIABLES
 
 CURVE = Curve(family="exponential", start=0.3, asymptote=0.7, scale=6e4)
 growing = partial(noise_scale_along, curve=CURVE, noise_scale=2000.0, measured_at=1e4)
-MLPERF = {"update_time_intercept": 247.0, "update_time_slope": 0.71}
+MLPERF: dict[str, Any] = {"update_time_intercept": 247.0, "update_time_slope": 0.71}
 WIDE = (1e-2, 1e7)
 
 
@@ -67,19 +68,19 @@ class TestAlong:
         starts = (0.0, *sorted(cuts))
         steps = Steps(starts=starts, batches=tuple(batches[: len(starts)]))
         ends = np.array([*starts[1:], 3e5])
-        setting = {"reference_batch": 256.0, "noise_scale": growing, **MLPERF}
-        whole = along_schedule(steps, progress=ends, **setting)["responses"].values  # type: ignore[arg-type]
+        setting: dict[str, Any] = {"reference_batch": 256.0, "noise_scale": growing, **MLPERF}
+        whole = along_schedule(steps, progress=ends, **setting)["responses"].values
         parts = 0.0
         for i, batch in enumerate(steps.batches):
-            part = along_schedule(batch, progress=[starts[i], ends[i]], **setting)["responses"].values  # type: ignore[arg-type]
+            part = along_schedule(batch, progress=[starts[i], ends[i]], **setting)["responses"].values
             parts += part[1] - part[0]
         assert whole[-1] == pytest.approx(parts, rel=1e-9)
 
     def test_steps_in_the_responses_used(self) -> None:
-        setting = {"reference_batch": 256.0, "noise_scale": growing}
-        steps = steps_in_responses([0, 1e5, 3e5], [256.0, 1024.0, 8192.0], **setting)  # type: ignore[arg-type]
+        setting: dict[str, Any] = {"reference_batch": 256.0, "noise_scale": growing}
+        steps = steps_in_responses([0, 1e5, 3e5], [256.0, 1024.0, 8192.0], **setting)
         assert steps.starts[1] == pytest.approx(1e5)  # the reference batch is not warped
-        used = along_schedule(steps, progress=steps.starts, **setting, **MLPERF)["responses"].values  # type: ignore[arg-type]
+        used = along_schedule(steps, progress=steps.starts, **setting, **MLPERF)["responses"].values
         assert used == pytest.approx([0, 1e5, 3e5])
 
     def test_a_stage_after_a_diverging_one_is_never_reached(self) -> None:
@@ -141,7 +142,7 @@ class TestBest:
     def test_gain_is_at_least_one(
         self, noise: float, growth: float, ratio: float, rule: str, fraction: float, shape: float
     ) -> None:
-        setting = {
+        setting: dict[str, Any] = {
             "progress_to_target": 1e5,
             "reference_batch": 256.0,
             "update_time_intercept": ratio,
@@ -150,45 +151,56 @@ class TestBest:
             "lr_fraction": fraction,
             "snr_shape": shape,
         }
-        moving = best_schedule(noise_scale=lambda u: noise * np.exp(growth * u / 1e5), **setting)  # type: ignore[arg-type]
+        moving = best_schedule(noise_scale=lambda u: noise * np.exp(growth * u / 1e5), **setting)
         assert float(moving["schedule_gain"]) >= 1
-        still = best_schedule(noise_scale=noise, **setting)  # type: ignore[arg-type]
+        still = best_schedule(noise_scale=noise, **setting)
         assert float(still["schedule_gain"]) == pytest.approx(1, abs=1e-9)
         assert np.ptp(np.log(still["train_batch"].values)) < 1e-5
 
     @given(batch=st.floats(32, 1e5), cut=st.floats(1e4, 1.9e5), other=st.floats(32, 1e5))
     @settings(max_examples=25)
     def test_no_schedule_is_faster(self, batch: float, cut: float, other: float) -> None:
-        setting = {"reference_batch": 256.0, "noise_scale": growing, "lr_fraction": 0.3, "lr_rule": "sqrt", **MLPERF}
-        best = best_schedule(progress_to_target=2e5, batch_range=(16, 2e5), **setting)  # type: ignore[arg-type]
+        setting: dict[str, Any] = {
+            "reference_batch": 256.0,
+            "noise_scale": growing,
+            "lr_fraction": 0.3,
+            "lr_rule": "sqrt",
+            **MLPERF,
+        }
+        best = best_schedule(progress_to_target=2e5, batch_range=(16, 2e5), **setting)
         steps = Steps(starts=(0.0, cut), batches=(batch, other))
-        rival = along_schedule(steps, progress=[2e5], **setting)  # type: ignore[arg-type]
+        rival = along_schedule(steps, progress=[2e5], **setting)
         assert float(best["time_to_target"]) <= float(rival["elapsed"][0]) * (1 + 1e-9)
 
     def test_it_is_what_its_own_schedule_needs(self) -> None:
-        setting = {"reference_batch": 512.0, "noise_scale": growing, **MLPERF}
-        ds = best_schedule(progress_to_target=2e5, **setting)  # type: ignore[arg-type]
+        setting: dict[str, Any] = {"reference_batch": 512.0, "noise_scale": growing, **MLPERF}
+        ds = best_schedule(progress_to_target=2e5, **setting)
         a = 247 / 0.71
         rerun = along_schedule(
             lambda u: (a + np.sqrt(a**2 + 8 * a * growing(u))) / 2,
             progress=[2e5],
-            **setting,  # type: ignore[arg-type]
+            **setting,
         )
-        for name, total in (
+        for run, total in (
             ("updates", "updates_to_target"),
             ("responses", "responses_to_target"),
             ("elapsed", "time_to_target"),
         ):
-            assert float(rerun[name][0]) == pytest.approx(float(ds[total]), rel=1e-6)
+            assert float(rerun[run][0]) == pytest.approx(float(ds[total]), rel=1e-6)
         assert ds["learning_rate_ratio"].values == pytest.approx(np.sqrt(ds["train_batch"].values / 512))
         for name in ds.variables:
             assert ds[name].attrs["units"] == VARIABLES[str(name)].unit
 
     def test_candidates(self) -> None:
         sizes = [256.0 * 2**k for k in range(7)]
-        setting = {"progress_to_target": 2e5, "reference_batch": 512.0, "noise_scale": growing, **MLPERF}
-        ds = best_schedule(candidates=sizes, **setting)  # type: ignore[arg-type]
-        free = best_schedule(batch_range=(256, 16384), **setting)  # type: ignore[arg-type]
+        setting: dict[str, Any] = {
+            "progress_to_target": 2e5,
+            "reference_batch": 512.0,
+            "noise_scale": growing,
+            **MLPERF,
+        }
+        ds = best_schedule(candidates=sizes, **setting)
+        free = best_schedule(batch_range=(256, 16384), **setting)
         assert set(ds["train_batch"].values) <= set(sizes)
         assert float(ds["constant_batch"]) in sizes
         assert float(ds["time_to_target"]) >= float(free["time_to_target"]) * (1 - 1e-9)
@@ -203,15 +215,15 @@ class TestBest:
         assert ds["train_batch"].values.max() == pytest.approx(600)
 
     def test_errors(self) -> None:
-        setting = {"reference_batch": 512.0, "noise_scale": 100.0, **MLPERF}
+        setting: dict[str, Any] = {"reference_batch": 512.0, "noise_scale": 100.0, **MLPERF}
         with pytest.raises(InputError, match="progress_to_target is inf"):
-            best_schedule(progress_to_target=math.inf, **setting)  # type: ignore[arg-type]
+            best_schedule(progress_to_target=math.inf, **setting)
         with pytest.raises(InputError, match="no range"):
-            best_schedule(progress_to_target=1e5, batch_range=(100, 10), **setting)  # type: ignore[arg-type]
+            best_schedule(progress_to_target=1e5, batch_range=(100, 10), **setting)
         with pytest.raises(InputError, match="no range"):
-            best_schedule(progress_to_target=1e5, candidates=[], **setting)  # type: ignore[arg-type]
+            best_schedule(progress_to_target=1e5, candidates=[], **setting)
         with pytest.raises(InputError, match="diverges"):
-            best_schedule(progress_to_target=1e5, lr_fraction=1.9, lr_rule="linear", batch_range=(1e5, 1e6), **setting)  # type: ignore[arg-type]
+            best_schedule(progress_to_target=1e5, lr_fraction=1.9, lr_rule="linear", batch_range=(1e5, 1e6), **setting)
 
 
 class TestAdaptive:

@@ -32,7 +32,8 @@ def explain(
 ) -> None:
     """Show how each log is understood: batch arithmetic, phases of a step, what is missing, integrity.
 
-    Nothing is modelled. Phases are shares of the steady rollout step; a trend is stated only where it
+    Nothing is modelled. A batch that no log states is not refused here: what is open, and what settles it,
+    stands in the arithmetic. Phases are shares of the steady rollout step; a trend is stated only where it
     exceeds two standard errors.
     """
     from batchsim.cli import answer
@@ -56,7 +57,7 @@ def explain(
         "config": config,
         "columns": opt.column_map(column),
     }
-    explained = from_runs(opt.load_runs(paths, given), given)
+    explained = from_runs(opt.load_runs(paths, given | {"allow_unknown_batch": True}), given)
     if json:
         answer.write(explained)
     else:

@@ -4,7 +4,8 @@
     train_batch   = rollout_batch x E / M   kept responses per optimizer update
 
 Every number of the arithmetic stands with the name that stated it; one that no log stated is marked as
-an option, as derived or as assumed. Everything comes from the run's attributes (`provenance`, the recipe
+an option, as derived or as assumed. Where the batch stays unknown, the arithmetic ends with what is known
+of it and with what settles the rest. Everything comes from the run's attributes (`provenance`, the recipe
 and the warnings), so nothing here knows a file format.
 """
 
@@ -80,18 +81,22 @@ def arithmetic(ds: xr.Dataset, given: Mapping[str, Any]) -> list[str]:
     Returns
     -------
     list of str
-        Sources first, then rollout_batch and train_batch.
+        Sources first, then rollout_batch and train_batch, or what settles them.
     """
     attrs, stated = ds.attrs, ds.attrs.get("provenance", {})
     said = [line for name in ("prompts", "group_size") if (line := _source_line(name, attrs, given))]
     said.append(_epochs_line(attrs, given))
-    said.append(_updates_line(attrs, given))
+    if "updates_per_rollout" in attrs:
+        said.append(_updates_line(attrs, given))
     for name in ("rollout_batch", "train_batch"):
-        if name in stated:
+        if name in stated and name in attrs:
             said.append(_equation(stated[name], attrs[name], _UNITS[name]))
     if line := _source_line("learning_rate", attrs, given):
         said.append(line)
-    return [*said, _rollout_line(attrs, stated), _train_line(attrs)]
+    if "rollout_batch" in attrs:
+        said.append(_rollout_line(attrs, stated))
+    said.append(_train_line(attrs) if "train_batch" in attrs else f"open: {attrs['open_batch']}")
+    return said
 
 
 def _equation(source: str, value: float, unit: str) -> str:
@@ -130,6 +135,8 @@ def _updates_line(attrs: Mapping[str, Any], given: Mapping[str, Any]) -> str:
     updates, epochs, unit = attrs["updates_per_rollout"], attrs["epochs"], _UNITS["updates_per_rollout"]
     stated = attrs.get("provenance", {})
     source = stated.get("updates_per_rollout", "")
+    if "train_batch" not in attrs:
+        return str(_source_line("updates_per_rollout", attrs, given))
     if source.endswith(_MINI_BATCH) and "prompts" in attrs:
         mini = attrs["prompts"] * epochs // updates
         return _equation(f"{source} = {attrs['prompts']} x {epochs} / {mini}", updates, unit)
@@ -179,7 +186,7 @@ def held(ds: xr.Dataset) -> list[Held]:
             continue
         partly = f"; in {int(known.sum())} of {known.size}" if not known.all() else ""
         found.append(Held(quantity=name, source=stated[name] + partly))
-    facts = [name for name in stated if name in ds.attrs and name not in RECIPE and name not in ds]
+    facts = [name for name in stated if name in ds.attrs and name not in (*RECIPE, "open_batch") and name not in ds]
     return found + [Held(quantity=name, source=f"{stated[name]} = {ds.attrs[name]}") for name in facts]
 
 
@@ -259,7 +266,8 @@ def _lacks(ds: xr.Dataset, name: str) -> bool:
     if name == "eval_samples":
         return scored and name not in ds.attrs
     if name == "evaluation_seconds":
-        later = ds["evaluation_responses"].values > 0
+        # Unknown numbers of responses are later than the start too.
+        later = ds["evaluation_responses"].values != 0
         return scored and not np.isfinite(ds[name].values[later]).all()
     if name == "step_seconds":
         return name not in ds and "elapsed" not in ds

@@ -122,6 +122,8 @@ def _flat(value: object, path: str, depth: int) -> Iterator[tuple[str, str]]:
             yield from _flat(inner, f"{path}.{key}" if path else str(key), depth - 1)
     elif path and isinstance(value, str | int | float):
         yield path, str(value)
+    elif path and isinstance(value, list) and value and all(isinstance(entry, str) for entry in value):
+        yield path, ", ".join(value)
 
 
 def _overrides(entries: list[Any]) -> Iterator[tuple[str, str]]:

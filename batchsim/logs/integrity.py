@@ -46,6 +46,7 @@ LEAST_EVENTS = 3
 _TAIL = 0.9
 _MOST_CORRELATED = 0.9
 _RESTARTED = "a restart or a duplicate"
+_MORE_RESTARTS = re.compile(r"(\d+) more restarts")
 _ROUNDED_RATE = re.compile(r"is printed as 0 in (\d+) steps")
 _OTHER_BATCH = re.compile(r"rows point to ([\d.]+) responses per rollout step, not to ([\d.]+)")
 
@@ -240,6 +241,8 @@ def check_phases(ds: xr.Dataset) -> Check:
 
 def check_tokens(ds: xr.Dataset) -> Check:
     """Whether total tokens over mean length give the stated responses per rollout step [1]."""
+    if "rollout_batch" not in ds.attrs:
+        return _unknown("tokens", TOKEN_GAP, "the batch is unknown")
     stated = float(ds.attrs["rollout_batch"])
     warnings = ds.attrs.get("warnings", [])
     inferred = ds.attrs.get("inferred_rollout_batch")
@@ -284,11 +287,13 @@ def check_gaps(ds: xr.Dataset) -> Check:
 
 def check_restarts(ds: xr.Dataset) -> Check:
     """How often a step came again, from the reader's warnings [1]."""
-    found = [warning for warning in ds.attrs.get("warnings", []) if _RESTARTED in warning]
+    warnings = ds.attrs.get("warnings", [])
+    found = [warning for warning in warnings if _RESTARTED in warning]
+    count = len(found) + sum(int(more[1]) for warning in warnings if (more := _MORE_RESTARTS.match(warning)))
     message = found[0] if found else "no step comes twice"
-    more = f"; and {len(found) - 1} more" if len(found) > 1 else ""
+    more = f"; and {count - 1} more" if count > 1 else ""
     effect = "time lost to the abandoned branch is in no number" + more
-    return _judged("restarts", len(found), 0.0, message, good=not found, effect=effect)
+    return _judged("restarts", count, 0.0, message, good=not found, effect=effect)
 
 
 def check_finite_norms(ds: xr.Dataset) -> Check:

@@ -59,6 +59,7 @@ def read_logs(
     chunks: int | None = None,
     columns: Mapping[str, str] | None = None,
     config: str | Path | None = None,
+    allow_unknown_batch: bool = False,
 ) -> xr.DataTree:
     """Read training logs into one node per run.
 
@@ -83,6 +84,9 @@ def read_logs(
     config : str or pathlib.Path, optional
         verl's configuration (Hydra's ``config.yaml`` or ``overrides.yaml``, or JSON) or TRL's arguments
         for what the log does not state; without it, one that lies beside the log is used.
+    allow_unknown_batch : bool
+        For `batchsim explain`: a batch that cannot be known is not refused; responses are NaN then, and the
+        attribute ``open_batch`` says what settles it.
 
     Returns
     -------
@@ -115,7 +119,7 @@ def read_logs(
     framework, sources = _recognised(sources, columns, warnings)
     _set_config(framework, sources, config, warnings)
     runs = _read(framework, sources, columns, warnings)
-    datasets = [to_dataset(run, given) for run in runs]
+    datasets = [to_dataset(run, given, allow_unknown_batch=allow_unknown_batch) for run in runs]
     _check_models(datasets)
     names = _unique([run.name for run in runs])
     tree = xr.DataTree.from_dict(dict(zip(names, datasets, strict=True)))

@@ -232,7 +232,9 @@ def resolve(
         if not allow_unknown:
             raise
         unknown = f"{error.message}; {error.remedy}"
-    if "epochs" not in counts and not rules.one_epoch:
+    # A pass has an update at least, so that one update is one pass.
+    follows = counts.get("updates_per_rollout") == 1 and not rules.mini_batch
+    if "epochs" not in counts and not rules.one_epoch and not follows:
         notes.append(f"{names.get('epochs', 'epochs')} is not stated; 1 is assumed")
     return Recipe(
         prompts=counts.get("prompts"),
@@ -259,9 +261,12 @@ def _batches(
     epochs = counts.get("epochs", 1)
     if "rollout_batch" not in counts and "train_batch" not in counts:
         missing = [_option(name) for name in ("prompts", "group_size") if name not in counts]
+        also = "and --updates-per-rollout, --epochs where they are not 1"
+        if rules.mini_batch and "mini_prompts" not in stated and "updates_per_rollout" not in counts:
+            also = f"and --updates-per-rollout, as {rules.mini_batch} is not stated either"
         raise UnknownBatch(
             "the batch is unknown: train_batch = prompts x group_size x epochs / updates_per_rollout" + hint,
-            remedy=f"give {' and '.join(missing)} (and --updates-per-rollout, --epochs where they are not 1)",
+            remedy=f"give {' and '.join(missing)} ({also})",
             where=where,
         )
     mini = whole(stated["mini_prompts"], rules.mini_batch, where=where) if "mini_prompts" in stated else None
@@ -308,9 +313,7 @@ def _updates(
         arithmetic = f"prompts x epochs / {rules.mini_batch} = {prompts} x {epochs}/{mini}"
         numerator, denominator = prompts * epochs, mini
     if arithmetic:
-        derived = _quotient(
-            numerator, denominator, name="updates_per_rollout", arithmetic=arithmetic, where=where
-        )
+        derived = _quotient(numerator, denominator, name="updates_per_rollout", arithmetic=arithmetic, where=where)
         if updates is not None and updates != derived:
             raise InputError(
                 f"updates_per_rollout is {updates} but {arithmetic} = {derived}",
@@ -326,10 +329,12 @@ def _updates(
             return whole_number
     if rules.mini_batch:
         raise UnknownBatch(
-            "the batch per optimizer update is unknown: train_batch = rollout_batch x epochs / updates_per_rollout, "
-            + ("and the prompts of a rollout step are unknown" if mini else f"and {rules.mini_batch} is not stated"),
+            "the batch per optimizer update is unknown: train_batch = rollout_batch x epochs / updates_per_rollout, and "
+            + (
+                f"{rules.mini_batch} {mini} is part of unknown prompts" if mini else f"{rules.mini_batch} is not stated"
+            ),
             remedy=(
-                "give --prompts or --group-size, or --updates-per-rollout"
+                "give --prompts, --group-size or --updates-per-rollout"
                 if mini
                 else f"give --updates-per-rollout (1 where {rules.mini_batch} is data.train_batch_size), or --config"
             ),

@@ -214,10 +214,14 @@ def _history(source: Source) -> tuple[Logged, str]:
     clock = next(name for name in _CLOCKS if name in titles)
     logged = Logged(clock_source=f"W&B's {clock}", warnings=_notes(source))
     skipped = 0
+    # verl sets W&B's own step to its step, and its evaluation before training has no other.
+    calls = "_step" if framework_of(names) == "verl" and "_step" in titles else axis
     for _, cells in _cells(source):
         row = dict(zip(titles, cells, strict=True))
         values = {name: value for name in names if not math.isnan(value := number(row[name]))}
         step = whole_or_none(row[axis])
+        if step is None and values:
+            step = whole_or_none(row[calls])
         if step is None:
             skipped += bool(values)
             continue

@@ -98,7 +98,10 @@ def measure_noise_scale(nodes: dict[str, xr.Dataset], *, level: float, window: s
             # The first update of the largest batch spans the start of training, which smaller
             # batches have left behind several updates later.
             start = 1.5 * max(batches)
-            stop = min(float(ds["responses"].max()) for ds in normed.values())
+            # A run reaches as far as its last evaluation, also where its last step logs no norm.
+            stop = min(
+                float(max(ds["responses"].max(), *ds["evaluation_responses"].values, 0)) for ds in normed.values()
+            )
             shared = [_between(ds, start, stop) for ds in normed.values()]
             common = f"responses {start:.0f} to {stop:.0f} of every run"
             estimates.append(from_logged_norms(batches, shared, level=level, window=common))

@@ -338,7 +338,7 @@ def _covariance(jacobian: Floats, scale: Floats) -> Floats:
 
 
 def _message(success: bool, identified: bool, reached: float, curve: Curve) -> str:
-    if not success:
+    if identified and not success:
         return "the optimizer did not converge"
     if identified:
         return f"{reached:.0%} of the way to the asymptote {curve.asymptote:.4g} at the last evaluation"

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 PANELS = 64
-HALVINGS = 48
+HALVINGS = 64
 ORDER = 8
 
 

@@ -20,6 +20,9 @@ scale follows from A ~ f_k(B_0/n)/n (`noise_scale_along`); n = n_0/a while noise
                     rules that raise the rate lose: r_N under sqrt rises with the target
 
 Both are assumptions about the state of the policy, not about the path: no mechanism remembers how u was reached.
+A constant trace is one that fails: in the small transformer of `data/tiny_grpo` |G|^2 and the trace both double on the
+way up and the noise scale stays within a third. Where norms are logged, give `noise_scale` as a function of progress
+fitted to them.
 
 References
 ----------
@@ -289,8 +292,8 @@ def signal_along(
     for _ in range(70):
         middle = (low + high) / 2
         cost = cost_at_rate(1.0, learning_rate_ratio=1.0, lr_fraction=c0, slope_ratio=np.exp(-middle), **penalty)
-        with np.errstate(divide="ignore"):
-            weak = cost * ratio > 1
+        with np.errstate(invalid="ignore"):
+            weak = np.isinf(cost) | (cost * ratio > 1)
         low, high = np.where(weak, middle, low), np.where(weak, high, middle)
     return np.where(c0 > 0, np.exp((low + high) / 2), ratio)
 

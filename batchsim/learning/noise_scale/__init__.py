@@ -37,8 +37,6 @@ from __future__ import annotations
 
 from batchsim.learning.noise_scale.coordinates import CoordinateNoise as CoordinateNoise
 from batchsim.learning.noise_scale.coordinates import SlopeRatios as SlopeRatios
-from batchsim.learning.noise_scale.coordinates import SnrShape as SnrShape
-from batchsim.learning.noise_scale.coordinates import fit_snr_shape as fit_snr_shape
 from batchsim.learning.noise_scale.coordinates import from_adam_state as from_adam_state
 from batchsim.learning.noise_scale.coordinates import from_coordinate_moments as from_coordinate_moments
 from batchsim.learning.noise_scale.coordinates import from_inner_products as from_inner_products
@@ -56,6 +54,8 @@ from batchsim.learning.noise_scale.nested import group_signal as group_signal
 from batchsim.learning.noise_scale.norms import from_chunk_norms as from_chunk_norms
 from batchsim.learning.noise_scale.norms import from_logged_norms as from_logged_norms
 from batchsim.learning.noise_scale.recorder import Recorder as Recorder
+from batchsim.learning.noise_scale.shape import SnrShape as SnrShape
+from batchsim.learning.noise_scale.shape import fit_snr_shape as fit_snr_shape
 from batchsim.learning.noise_scale.units import LoggedNorms as LoggedNorms
 from batchsim.learning.noise_scale.units import from_described_norms as from_described_norms
 from batchsim.learning.noise_scale.units import generated_to_kept as generated_to_kept

@@ -44,7 +44,15 @@ from batchsim.learning.noise_scale.estimate import (
     fieller,
     scatter,
 )
-from batchsim.learning.progress import signal_function
+from batchsim.learning.noise_scale.shape import (
+    SHAPES,
+    SnrShape,
+    fit_snr_shape,
+    least,
+    log_slope,
+    scale_limits,
+    snr_shape_estimate,
+)
 
 Floats = NDArray[np.float64]
 
@@ -54,42 +62,10 @@ UNITS = 16
 """Fewer arrays than this are cut further, so that something can be resampled."""
 RESPONSES_PER_BATCH = 4
 """Responses of each half per response of the largest batch: A(B) is then biased by less than 1 %."""
-SHAPES = np.append(np.geomspace(0.02, 500, 161), np.inf)
-"""Values of k that fits and limits search."""
-
 # Nodes s = exp(u - exp(-u)) and weights exp(-s) ds: the integral of exp(-s) F(s), as in progress.py.
 _U = np.arange(-3.9, 4.2, 1 / 24)
 _NODES = np.exp(_U - np.exp(-_U))
 _WEIGHTS = np.exp(-_NODES) * _NODES * (1 + np.exp(-_U)) / 24
-
-
-@dataclass(frozen=True, kw_only=True)
-class SnrShape:
-    """An estimate of the shape k of signal-to-noise over coordinates.
-
-    Parameters
-    ----------
-    snr_shape : float [1]
-        k; infinite where all coordinates look alike, NaN where nothing can be said.
-    low, high : float [1]
-        Limits; 0 and infinity where there is none.
-    level : float [1]
-    identified : bool
-        Both limits are finite and positive.
-    misfit : float [1]
-        Rms difference of log A between the best shape and what was measured; NaN if no A was.
-    method : str
-    message : str
-    """
-
-    snr_shape: float
-    low: float
-    high: float
-    level: float
-    identified: bool
-    misfit: float
-    method: str
-    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,35 +134,6 @@ class SlopeRatios:
     identified: bool
     shape: SnrShape
     message: str
-
-
-def fit_snr_shape(train_batch: ArrayLike, usable_slope: ArrayLike, *, noise_scale: float) -> tuple[float, float]:
-    """Shape k whose A(B) comes nearest to a measured one, in the rms of its logarithm.
-
-    Parameters
-    ----------
-    train_batch : array_like, (batch,) [responses]
-        Two or more.
-    usable_slope : array_like, (batch,)
-        A(B) > 0 in any unit.
-    noise_scale : float [responses]
-        B_noise; without it only B_noise/(1 + 1/k) could be told at small batches.
-
-    Returns
-    -------
-    snr_shape, misfit : float [1]
-        k and the rms.
-    """
-    a = np.log(np.asarray(usable_slope, dtype=np.float64))
-    b = np.asarray(train_batch, dtype=np.float64)
-
-    def misfit(k: Floats) -> Floats:
-        error = _log_slope(b / noise_scale, k) - a
-        error -= error.mean(axis=-1, keepdims=True)
-        return np.asarray(np.sqrt(np.mean(error**2, axis=-1)))
-
-    k, least = _least(misfit)
-    return k, least
 
 
 def from_coordinate_moments(
@@ -322,7 +269,7 @@ def from_adam_state(
         error = float(np.sqrt(scatter(table[:, :1].T, table[:, 1])[0, 0]))
         slack = float(stdtrit(len(table) - 1, (1 + level) / 2)) * error
     expected = _state_ratio(beta1, beta2, step)
-    scale, scale_low, scale_high = _scale_limits(noise_scale)
+    scale, scale_low, scale_high = scale_limits(noise_scale)
     low = _shape_of_ratio(ratio - slack, train_batch / scale_low if scale_low > 0 else np.inf, expected)
     high = _shape_of_ratio(ratio + slack, train_batch / scale_high, expected)
     value = _shape_of_ratio(ratio, train_batch / scale, expected)
@@ -331,7 +278,7 @@ def from_adam_state(
         f"mean(m^2/v) = {ratio:.4g} between {expected(b, 0.0):.4g} (all noise) and {expected(b, np.inf):.4g} "
         f"(coordinates alike) at B/B_noise = {b:.3g}"
     )
-    return _shape(
+    return snr_shape_estimate(
         value,
         low,
         high,
@@ -387,7 +334,7 @@ def from_inner_products(
             high=np.full(b.size, np.inf),
             level=level,
             identified=False,
-            shape=_shape(np.nan, 0.0, np.inf, level, np.nan, "inner products", why, "more updates would"),
+            shape=snr_shape_estimate(np.nan, 0.0, np.inf, level, np.nan, "inner products", why, "more updates would"),
             message=f"slope from inner products: not identified; {why}",
         )
     mean = values.mean(axis=1)
@@ -413,28 +360,6 @@ def from_inner_products(
 
 
 # -- k ---------------------------------------------------------------------------------------------------
-
-
-def _log_slope(relative_batch: Floats, shapes: Floats) -> Floats:
-    """Log A(B) of each shape, (shape, batch)."""
-    b = relative_batch[None, :]
-    return np.asarray(0.5 * np.log(b) + np.log(signal_function(b, snr_shape=shapes[:, None])))
-
-
-def _least(loss: Callable[[Floats], Floats]) -> tuple[float, float]:
-    """Minimum of a function of k: the grid, then finer grids between its neighbours."""
-    shapes = SHAPES
-    for _ in range(4):
-        values = loss(shapes)
-        i = int(np.argmin(values))
-        if np.isinf(shapes[i]):
-            break
-        low, high = shapes[max(i - 1, 0)], shapes[min(i + 1, shapes.size - 1)]
-        best = shapes[i], values[i]
-        shapes = np.geomspace(low, high if np.isfinite(high) else 4 * shapes[i], 21)
-    else:
-        return float(best[0]), float(best[1])
-    return float(shapes[i]), float(values[i])
 
 
 def _state_ratio(beta1: float, beta2: float, step: int | None) -> Callable[[float, float], float]:
@@ -481,12 +406,6 @@ def _shape_of_ratio(ratio: float, b: float, expected: Callable[[float, float], f
     return float(np.exp(low)) if low > np.log(2e-4) else 0.0
 
 
-def _scale_limits(noise_scale: float | NoiseScale) -> tuple[float, float, float]:
-    if isinstance(noise_scale, NoiseScale):
-        return noise_scale.noise_scale, noise_scale.low, noise_scale.high
-    return float(noise_scale), float(noise_scale), float(noise_scale)
-
-
 def _shape_of_slopes(derived: Floats, draws: Floats, batches: Floats, level: float, units: int) -> SnrShape:
     """The family's k nearest to A, and its limits over resampled arrays."""
     method = "moments per coordinate"
@@ -499,12 +418,12 @@ def _shape_of_slopes(derived: Floats, draws: Floats, batches: Floats, level: flo
 
     if batches.size < 2:
         said = "A at one batch has no ratio"
-        return _shape(np.nan, 0.0, np.inf, level, np.nan, method, said, "two or more batches would")
+        return snr_shape_estimate(np.nan, 0.0, np.inf, level, np.nan, method, said, "two or more batches would")
     value, misfit = fit(derived[0])
     fitted = np.array([fit(row)[0] for row in _derive(draws, batches)[: RESAMPLES // 4]])
     low, high = _limits(np.array([value]), fitted[:, None], level, units)[:, 0]
     said = f"A(B) over {batches.size} batches from {batches[0]:g} to {batches[-1]:g}"
-    return _shape(value, float(low), float(high), level, misfit, method, said, remedy)
+    return snr_shape_estimate(value, float(low), float(high), level, misfit, method, said, remedy)
 
 
 def _shape_of_means(
@@ -514,11 +433,11 @@ def _shape_of_means(
     method = "inner products"
     if noise_scale is None:
         said = "without B_noise only B_noise/(1 + 1/k) shows"
-        return _shape(np.nan, 0.0, np.inf, level, np.nan, method, said, "B_noise from chunk norms would")
+        return snr_shape_estimate(np.nan, 0.0, np.inf, level, np.nan, method, said, "B_noise from chunk norms would")
 
     def distance(scale: float) -> Callable[[Floats], Floats]:
         def squared(k: Floats) -> Floats:
-            log_a = _log_slope(b / min(scale, 1e12), k)
+            log_a = log_slope(b / min(scale, 1e12), k)
             ratio = np.exp(log_a[:, 1:] - log_a[:, :1])
             contrast = np.zeros((k.size, b.size - 1, b.size))
             contrast[:, :, 0] = -ratio
@@ -530,47 +449,24 @@ def _shape_of_means(
         return squared
 
     accepted = []
-    scale, *ends = _scale_limits(noise_scale)
+    scale, *ends = scale_limits(noise_scale)
     if not scale > 0:
         said = "B_noise is not known"
-        return _shape(np.nan, 0.0, np.inf, level, np.nan, method, said, "B_noise from chunk norms would")
-    value, _ = _least(distance(scale))
+        return snr_shape_estimate(np.nan, 0.0, np.inf, level, np.nan, method, said, "B_noise from chunk norms would")
+    value, _ = least(distance(scale))
     for s in {scale, *(e for e in ends if e > 0)}:
         values = distance(s)(SHAPES)
-        accepted.extend(SHAPES[values - min(values.min(), _least(distance(s))[1]) <= t**2])
+        accepted.extend(SHAPES[values - min(values.min(), least(distance(s))[1]) <= t**2])
     step = SHAPES[1] / SHAPES[0]
     low, high = min([*accepted, value]) / step**0.5, max([*accepted, value]) * step**0.5
     low = 0.0 if low < SHAPES[0] else low
     misfit = float("nan")
     if np.all(mean > 0):
-        error = _log_slope(b / scale, np.array([value]))[0] - np.log(mean)
+        error = log_slope(b / scale, np.array([value]))[0] - np.log(mean)
         misfit = float(np.std(error))
     said = f"A(B) at {', '.join(f'{x:g}' for x in b)}, B/B_noise up to {b[-1] / scale:.3g}"
-    return _shape(value, low, high, level, misfit, method, said, "more updates, or batches nearer to B_noise, would")
-
-
-def _shape(
-    value: float, low: float, high: float, level: float, misfit: float, method: str, said: str, remedy: str
-) -> SnrShape:
-    identified = bool(low > 0 and np.isfinite(high))
-    start = f"snr_shape from {method} ({said})"
-    if identified:
-        message = f"{start}: {value:.3g}, limits {low:.3g} to {high:.3g}"
-    elif low > 0:
-        message = f"{start}: at least {low:.3g}, no upper limit (not identified); {remedy} give one"
-    elif np.isfinite(high):
-        message = f"{start}: at most {high:.3g}, no lower limit (not identified); {remedy} give one"
-    else:
-        message = f"{start}: not identified; {remedy} tell"
-    return SnrShape(
-        snr_shape=value,
-        low=low,
-        high=high,
-        level=level,
-        identified=identified,
-        misfit=misfit,
-        method=method,
-        message=message,
+    return snr_shape_estimate(
+        value, low, high, level, misfit, method, said, "more updates, or batches nearer to B_noise, would"
     )
 
 

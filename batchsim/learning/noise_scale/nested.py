@@ -311,8 +311,8 @@ def group_signal(
     -------
     ndarray [1]
         The squared ratio at two group sizes is `signal_ratio` of a single prompt; over prompts, square the mean
-        weighted as the batch weights them. At p = 1/2 without filter and with normalisation: .43 at G = 4,
-        .47 at 8, .5 in the limit.
+        weighted as the batch weights them. At p = 1/2 without filter and with normalisation: .40 at G = 4,
+        .46 at 8, .5 in the limit.
     """
     if group_size < 2:
         raise ValueError(f"group_size {group_size}: a baseline from the group needs at least 2 responses")

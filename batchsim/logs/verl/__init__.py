@@ -14,6 +14,7 @@ Facts that matter:
   step was number 0, since then it is 1.
 - A step number that comes again is a restart from a checkpoint: the last one counts. A restart from
   the first step is a new run.
+  One that states another recipe is neither: its rows cannot be joined to those before, and it is refused.
 - The configuration is printed before the steps that it governs. Its dictionary is read for 1 MiB or up
   to the next step line; elsewhere only lines with a step or an option are looked at, one in ten.
 - The console prints the sizes of the training and then of the validation set (``dataset len:``).
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from batchsim.errors import InputError
 from batchsim.logs.record import Evaluations, Run
 from batchsim.logs.source import Source, matching_lines
 from batchsim.logs.verl.columns import batch_from_tokens, columns_of
@@ -41,7 +43,17 @@ from batchsim.logs.verl.lines import (
     file_row,
     without_colours,
 )
-from batchsim.logs.verl.settings import DICT_START, OPTION_NEEDLES, PrintedConfig, options, settings
+from batchsim.logs.verl.settings import (
+    DICT_START,
+    OPTION_NEEDLES,
+    RECIPE_KEYS,
+    RULES,
+    PrintedConfig,
+    is_open,
+    options,
+    same,
+    settings,
+)
 
 SECTION = "actor_rollout_ref"
 _DICT_BYTES = 2**20
@@ -94,12 +106,12 @@ def read(source: Source) -> list[Run]:
     InputError
         Where the log and `source.config` contradict each other.
     """
-    reader = _Reader()
+    reader = _Reader(source.path)
     if is_file_log(source.head):
         reader.read_file(source)
     else:
         reader.read_console(source)
-    warnings = [*source.tail_warnings(), *reader.warnings]
+    warnings = [*source.tail_warnings(), *reader.warnings, *reader.layouts.warnings()]
     if len(reader.segments) > 1:
         warnings.append(f"the file holds {len(reader.segments)} runs: training starts again at its first step")
     return [_run(source, segment, warnings) for segment in reader.segments]
@@ -121,7 +133,7 @@ def run_of_rows(
     warnings : iterable of str
         What was said so far.
     """
-    reader = _Reader()
+    reader = _Reader(source.path)
     reader.pending.update(logged)
     for step, values in rows:
         reader.add(step, reader.layouts.row(tuple(values), list(values.values())), where=f"step {step}")
@@ -135,11 +147,13 @@ def _text(line: bytes) -> str:
 class _Reader:
     """What one pass through a log collects."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str) -> None:
+        self.path = path
         self.layouts = Layouts()
         self.segments = [_Segment(PackedRows(self.layouts))]
         self.warnings: list[str] = []
         self.pending: dict[str, str] = {}
+        self.stated_at: dict[str, str] = {}
         self.sizes: list[int] = []
         self.printed = PrintedConfig()
         self.printed_bytes = 0
@@ -176,14 +190,32 @@ class _Reader:
                 self.add(step, row, where=where)
                 self.printed_bytes = 0
                 self.printed.close()
-        self.pending.update(options(line))
+        self._configure(options(line), where)
         if self.printed_bytes > 0 and "'" in line:
-            self.pending.update(self.printed.read(line))
+            self._configure(self.printed.read(line), where)
         if "dataset len: " in line and (match := _SIZE.search(line)):
             # The filtered size replaces the one printed before it.
             self.sizes[len(self.sizes) - bool(match[1]) :] = [int(match[2])]
 
-    def _segment_of(self, step: int, train: Mapping[str, float]) -> _Segment:
+    def _configure(self, values: Mapping[str, str], where: str) -> None:
+        self.pending.update(values)
+        self.stated_at.update(dict.fromkeys(values, where))
+
+    def _check_recipe(self, segment: _Segment, where: str) -> None:
+        """Refuse a configuration that would change the recipe of steps that stay."""
+        for key in RECIPE_KEYS:
+            old, new = segment.config.get(key, ""), self.pending.get(key, "")
+            if is_open(old) or is_open(new) or same(key, old, new):
+                continue
+            first, last = next(iter(segment.rows.rows)), next(reversed(segment.rows.rows))
+            line = self.stated_at.get(key, where).removeprefix("line ")
+            raise InputError(
+                f"{key} changes from {old} to {new}, and the steps from {first} to {last} before it stay in the run",
+                remedy="split the log there and read its parts apart",
+                where=f"{self.path}:{line}" if line.isdigit() else self.path,
+            )
+
+    def _segment_of(self, step: int, train: Mapping[str, float], where: str) -> _Segment:
         """The run that a line belongs to: the current one, or a new one if training starts again."""
         current = self.segments[-1]
         rows = current.rows.rows
@@ -195,6 +227,9 @@ class _Reader:
                 self.segments.append(current)
         # Configuration comes before the steps it governs, also of a second run in the same file.
         if self.pending:
+            first = next(iter(current.rows.rows), None)
+            if first is not None and (first < step if train else first <= step):
+                self._check_recipe(current, where)
             current.config.update(self.pending)
             self.pending.clear()
         if self.sizes:
@@ -205,7 +240,7 @@ class _Reader:
         """Add a step line to the run that it belongs to."""
         layout = row.layout
         train = self.layouts.training(row)
-        segment = self._segment_of(step, {} if layout.validation_only else train)
+        segment = self._segment_of(step, {} if layout.validation_only else train, where)
         segment.layouts[layout] += 1
         scores = {name: row.numbers[place] for name, place in layout.scores.items()}
         rows = segment.rows
@@ -213,9 +248,10 @@ class _Reader:
             segment.initial = scores
             return
         if not layout.validation_only:
-            for dropped in rows.add(step, train, where=where):
-                if segment.scores.pop(dropped, None):
-                    rows.warnings.append(f"{where}: the evaluation at the dropped step {dropped} went with it")
+            gone = [dropped for dropped in rows.add(step, train, where=where) if segment.scores.pop(dropped, None)]
+            if gone:
+                steps = f"step {gone[0]}" if len(gone) == 1 else f"steps {gone[0]} to {gone[-1]} ({len(gone)} of them)"
+                rows.tell(f"{where}: the evaluation at the dropped {steps} went with it")
         elif step in rows.rows:
             rows.rows[step] = rows.joined(rows.rows[step], train)
         if scores:
@@ -234,6 +270,7 @@ def _run(source: Source, segment: _Segment, warnings: list[str]) -> Run:
     notes += settled.notes
     evaluations = _evaluations(scores, rows, notes)
     inferred = batch_from_tokens(rows)
+    counted = {} if inferred is None else {"inferred_rollout_batch": inferred}
     sizes = _evaluation_sizes(segment.sizes, evaluations)
     names = dict.fromkeys(sizes, "dataset len [1], the second that is printed")
     return Run(
@@ -244,13 +281,20 @@ def _run(source: Source, segment: _Segment, warnings: list[str]) -> Run:
         columns=columns.values,
         evaluations=evaluations,
         stated=settled.stated,
-        facts={**settled.facts, **sizes, "grad_norm_reduction": "mean", "unused": _unused(segment, evaluations)},
+        facts={
+            **settled.facts,
+            **sizes,
+            **counted,
+            "grad_norm_reduction": "mean",
+            "unused": _unused(segment, evaluations),
+        },
         provenance=columns.provenance | settled.names | names | (_EVALUATED if scores else {}),
         warnings=notes,
         inferred_rollout_batch=inferred,
         base=base,
         batch_hint=", and neither a command line nor a printed configuration is in the log",
         norm_reduction="mean over the updates of the step",
+        rules=RULES,
     )
 
 

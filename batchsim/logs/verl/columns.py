@@ -1,11 +1,11 @@
 """verl's names for a step's quantities, and what each means.
 
-`timing_s/step` includes testing and save_checkpoint in some versions. It is compared with the sum of
-the phases to see which, and both are taken out:
+`timing_s/step` includes testing and save_checkpoint in some versions, and a run has one version. What a
+step with such an event lasts beyond its phases is compared with the steps beside it that have none:
 
-    core = step - testing - save_checkpoint     if step >= 0.99 x all phases
-           step - save_checkpoint               if step >= 0.99 x all phases but testing
-           step                                 otherwise
+    core = step - a testing - b save_checkpoint,   a, b in {0, 1}
+    excess = (step - phases) - median of (step - phases) of the nearest event-free rows (0 without any)
+    a, b minimise  median |excess - a testing - b saving| over rows that test + the same over rows that save
 
 Tool calls lie within `timing_s/gen`; their mean over trajectories is no phase of its own. DAPO draws
 num_gen_batches batches of gen_batch_size prompts until train_batch_size groups are kept: its times
@@ -17,11 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from batchsim.logs.timeline import Array
 from batchsim.logs.verl.lines import PackedRows
 from batchsim.logs.verl.settings import Settings
 
+_NEIGHBOURS = 3
+_EVENTS = ("testing", "save_checkpoint")
 _SUMS = {
     "generation_seconds": ("gen",),
     "training_seconds": ("update_actor", "update_critic"),
@@ -30,8 +33,8 @@ _SUMS = {
     "sync_seconds": ("update_weights",),
     "checkpoint_seconds": ("save_checkpoint",),
 }
-_OUTSIDE = ("start_profile", "stop_profile", "dump_rollout_generations", "testing")
-_PHASES = (*(phase for phases in _SUMS.values() for phase in phases), *_OUTSIDE)
+_OUTSIDE = ("start_profile", "stop_profile", "dump_rollout_generations")
+_PHASES = tuple(phase for phases in (*_SUMS.values(), _OUTSIDE) for phase in phases if phase not in _EVENTS)
 _AGE = "training/off_policy/trajectory_staleness"
 _PLAIN = {
     "grad_norm": ("actor/grad_norm",),
@@ -88,7 +91,7 @@ def columns_of(rows: PackedRows, settled: Settings, *, base: int, notes: list[st
     for name, phases in _SUMS.items():
         values[name] = _sum([rows.column(f"timing_s/{phase}") for phase in phases])
         provenance[name] = " + ".join(f"timing_s/{phase}" for phase in phases) + " [s], of the step"
-    values["step_seconds"] = _core_seconds(rows)
+    values["step_seconds"] = _core_seconds(rows, notes)
     provenance["step_seconds"] = "timing_s/step [s], less testing and save_checkpoint where it includes them"
     rounded = values["learning_rate"] == 0
     if rounded.any():
@@ -121,14 +124,41 @@ def _sum(values: list[Array]) -> Array:
     return np.where(np.isnan(stacked).all(axis=0), np.nan, np.nansum(stacked, axis=0))
 
 
-def _core_seconds(rows: PackedRows) -> Array:
+def _core_seconds(rows: PackedRows, notes: list[str]) -> Array:
     """Step time without evaluation and checkpoint, whichever of them the version's timer includes."""
     step = _first([rows.column("timing_s/step"), rows.column("perf/time_per_step")])
     phases = np.nan_to_num(_sum([rows.column(f"timing_s/{phase}") for phase in _PHASES]))
-    testing, saving = (np.nan_to_num(rows.column(f"timing_s/{name}")) for name in ("testing", "save_checkpoint"))
-    includes_both = step >= 0.99 * phases
-    includes_saving = step >= 0.99 * (phases - testing)
-    return np.where(includes_both, step - testing - saving, np.where(includes_saving, step - saving, step))
+    events = np.array([np.nan_to_num(rows.column(f"timing_s/{name}")) for name in _EVENTS])
+    excess = _beside(step - phases, np.isfinite(step), (events > 0).any(axis=0))
+    held = [(seconds > 0) & np.isfinite(excess) for seconds in events]
+    if not any(some.any() for some in held):
+        return step
+
+    def misfit(included: tuple[int, int]) -> float:
+        left = np.abs(excess - np.array(included, dtype=float) @ events)
+        return sum(float(np.median(left[some])) for some in held if some.any())
+
+    # The first of equal ones: where nothing tells, a timer around the whole step is the older rule.
+    included = min(((1, 1), (0, 1), (1, 0), (0, 0)), key=misfit)
+    for name, seconds, counted in zip(_EVENTS, events, included, strict=True):
+        lost = np.isfinite(step) & (seconds > 0)
+        if counted and lost.any():
+            notes.append(
+                f"timing_s/step includes {name}: {int(lost.sum())} rows count {seconds[lost].sum():.6g} s less "
+                "(decided once, by the rows beside them)"
+            )
+    return step - np.array(included, dtype=float) @ events
+
+
+def _beside(rest: Array, timed: npt.NDArray[np.bool_], event: npt.NDArray[np.bool_]) -> Array:
+    """What rows with an event last beyond their phases, over the nearest rows without one [s]."""
+    free = np.flatnonzero(timed & ~event)
+    result = np.full(len(rest), np.nan)
+    for row in np.flatnonzero(timed & event):
+        at = int(np.searchsorted(free, row))
+        near = free[max(at - _NEIGHBOURS, 0) : at + _NEIGHBOURS]
+        result[row] = rest[row] - (np.median(rest[near]) if len(near) else 0.0)
+    return result
 
 
 def _set_generated(

@@ -4,16 +4,24 @@ A console line is ``step:12 - key:value - key:value``, the file logger's ``{"ste
 A run repeats some 65 keys on every line, so keys are stored once, as a `Layout`, and a `Row` holds one
 array of numbers: a gigabyte of log, 50,000 such lines, then takes 35 MB instead of 400.
 
-Most lines are plain and are split at their separators. A line with anything else (nan, text glued to a
-value, a torn end) goes through a regular expression that finds values instead: a value counts only if
-nothing but a separator follows. Both give the same on plain lines.
+Most lines are plain and are split at their separators at once. A line with anything else is split into
+parts at " - ", and each part is read by itself:
+
+- ``key:number`` with a plain key counts, also where another process' text is glued to the number.
+- Else the part is divided at its last colon: names of data sets may hold spaces and colons.
+- True and False are numbers, as Python has it.
+- What is no number (``tensor(0.5)``, ``None``, a torn end) is not used; the log's `Layouts` count it.
+
+Both ways give the same on plain lines.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -29,7 +37,11 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _COLOUR = re.compile(r"\[\d+(?:;\d+)*m")
 _STEP = re.compile(r"step:(\d{1,9}) - ")
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
-_VALUE = re.compile(rf"(?:^| - )([^\s:]+):(?:np\.\w+\(({_NUMBER})\)|({_NUMBER}))(?![\w.])")
+_TRUTH = r"(?:np\.)?(?:True|False)_?"
+# A data set's name may hold a colon, and then even a number after it.
+_STRICT = re.compile(rf"([^\s:]+):(?:np\.\w+\(({_NUMBER})\)|({_NUMBER}|{_TRUTH}))(?![\w./@:-])")
+_LOOSE = re.compile(rf"([^\s:/]+/.*):(?:np\.\w+\(({_NUMBER})\)|({_NUMBER}|{_TRUTH}))\s*")
+_ENDS_IN_VALUE = re.compile(rf":{_NUMBER}\s*$")
 _NUMPY = re.compile(rf"np\.\w+\(({_NUMBER})\)(?![\w.])")
 _KEY = re.compile(r"[^\s:]+")
 _NOT_PLAIN = re.compile(r"[^-+.0-9e]")
@@ -41,6 +53,10 @@ _RENAMED = {
 }
 SCORE_PREFIXES = ("val-core/", "val/", "test_score/")
 SIDE_SCORES = "val-aux/"
+_LONGEST_NAME = 80
+_MOST_NAMES = 1000
+_SHOWN = 20
+_OTHERS = "others"
 _BOOKKEEPING = ("training/", "timing_s/testing")
 
 
@@ -90,6 +106,24 @@ class Layouts:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], Layout] = {}
+        self.rejected: Counter[str] = Counter()
+
+    def reject(self, name: str) -> None:
+        """Count a part of a step line that is no number, by its name."""
+        name = name.strip()[:_LONGEST_NAME]
+        if name:
+            self.rejected[name if name in self.rejected or len(self.rejected) < _MOST_NAMES else _OTHERS] += 1
+
+    def warnings(self) -> list[str]:
+        """What of the step lines is no number."""
+        if not self.rejected:
+            return []
+        listed = [f"{name!r} in {lines}" for name, lines in self.rejected.most_common(_SHOWN)]
+        more = len(self.rejected) - len(listed)
+        rest = f" and {more} more names" if more else ""
+        return [
+            f"{self.rejected.total()} parts of step lines are no number and were not used: {', '.join(listed)}{rest}"
+        ]
 
     def __call__(self, keys: tuple[str, ...]) -> Layout:
         """The layout of these keys."""
@@ -184,7 +218,12 @@ def file_row(line: str, layouts: Layouts) -> tuple[int, Row] | None:
     step = whole_or_none(entry.get("step"))
     if step is None or not entry["data"]:
         return None
-    return step, layouts.row(tuple(entry["data"]), [number(value) for value in entry["data"].values()])
+    for key, value in entry["data"].items():
+        # null is NaN there.
+        if value is not None and not isinstance(value, bool) and math.isnan(number(value)) and value != "NaN":
+            layouts.reject(key)
+    values = [float(value) if isinstance(value, bool) else number(value) for value in entry["data"].values()]
+    return step, layouts.row(tuple(entry["data"]), values)
 
 
 def _row(text: str, layouts: Layouts) -> Row | None:
@@ -209,10 +248,30 @@ def _split(text: str, layouts: Layouts) -> Row | None:
 
 
 def _searched(text: str, layouts: Layouts) -> Row | None:
-    found = _VALUE.findall(text)
-    if not found:
+    """The row of any line, part by part; None if no part is a value."""
+    found: dict[str, float] = {}
+    loose: dict[str, float] = {}
+    rejected = []
+    for part in text.split(" - "):
+        if match := _STRICT.match(part):
+            found[match[1]] = _value(match)
+        elif (match := _LOOSE.fullmatch(part)) and not _ENDS_IN_VALUE.search(match[1]):
+            loose[match[1]] = _value(match)
+        else:
+            rejected.append(part.rpartition(":")[0] or part)
+    # A sentence with a colon and a number at its end is no step line.
+    if not found and not any(_is_score(key) for key in loose):
         return None
-    return layouts.row(tuple(key for key, _, _ in found), [number(wrapped or bare) for _, wrapped, bare in found])
+    for name in rejected:
+        layouts.reject(name)
+    values = found | loose
+    return layouts.row(tuple(values), list(values.values()))
+
+
+def _value(match: re.Match[str]) -> float:
+    text = match[2] or match[3]
+    truth = text.removeprefix("np.").removesuffix("_")
+    return float(truth == "True") if truth in ("True", "False") else number(text)
 
 
 def _canonical(key: str) -> tuple[str, float]:

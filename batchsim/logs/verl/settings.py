@@ -5,7 +5,10 @@
     prompts             = train_batch_size
                           (fully asynchronous: trigger_parameter_sync_step x require_batches
                           x ppo_mini_batch_size, with train_batch_size 0)
-    updates_per_rollout = prompts x ppo_epochs / ppo_mini_batch_size
+    updates_per_rollout = prompts x ppo_epochs / ppo_mini_batch_size      (settled in `recipe`)
+
+verl has no default for the mini-batch that a reader could assume: its 256 prompts exceed many batches.
+Where no mini-batch is stated, updates_per_rollout must be given.
 
 A value that the log leaves as a shell variable or an interpolation is as good as absent. A
 configuration file only adds to what the log states; where they differ, one of them is of another run.
@@ -20,15 +23,17 @@ from dataclasses import dataclass, field
 
 from batchsim.errors import InputError
 from batchsim.logs.config import Config
-from batchsim.logs.recipe import COUNTS
+from batchsim.logs.recipe import COUNTS, Rules
 from batchsim.logs.record import number, whole_or_none
 
 _ACTOR = "actor_rollout_ref.actor."
 _ROLLOUT = "actor_rollout_ref.rollout."
+MINI_BATCH = _ACTOR + "ppo_mini_batch_size"
 KEYS = {
     "data.train_batch_size": "prompts",
     _ROLLOUT + "n": "group_size",
-    _ACTOR + "ppo_mini_batch_size": "mini_batch",
+    MINI_BATCH: "mini_batch",
+    "critic.ppo_mini_batch_size": "critic_mini_batch",
     _ACTOR + "ppo_epochs": "epochs",
     _ACTOR + "optim.lr": "learning_rate",
     "actor_rollout_ref.model.path": "model",
@@ -46,6 +51,15 @@ KEYS = {
     _ACTOR + "clip_ratio_low": "clip_ratio_low",
     _ACTOR + "clip_ratio_high": "clip_ratio_high",
     "trainer.v1.trainer_mode": "trainer_mode",
+    "data.max_response_length": "max_response_length",
+    "data.max_prompt_length": "max_prompt_length",
+    "data.train_files": "train_files",
+    "data.val_files": "val_files",
+    _ROLLOUT + "temperature": "temperature",
+    _ROLLOUT + "data_parallel_size": "data_parallel",
+    _ROLLOUT + "over_sample_rate": "over_sample_rate",
+    _ACTOR + "kl_loss_coef": "kl_loss_coef",
+    "algorithm.kl_ctrl.kl_coef": "kl_coef",
     "trainer.v1.separate_async.parameter_sync_step": "parameter_sync_steps",
     "trainer.v1.sampler.max_off_policy_threshold": "staleness_limit",
     "trainer.v1.sampler.max_off_policy_strategy": "staleness_strategy",
@@ -66,14 +80,31 @@ _NUMERIC_FACTS = (
     "parameter_sync_steps",
     "staleness_limit",
     "staleness_threshold",
+    "max_response_length",
+    "max_prompt_length",
+    "temperature",
+    "data_parallel",
+    "over_sample_rate",
+    "kl_loss_coef",
+    "kl_coef",
 )
-_TEXT_FACTS = ("rollout_mode", "trainer_mode", "staleness_strategy", "partial_rollout")
+_TEXT_FACTS = ("rollout_mode", "trainer_mode", "staleness_strategy", "partial_rollout", "train_files", "val_files")
+RECIPE_KEYS = ("data.train_batch_size", _ROLLOUT + "n", MINI_BATCH, _ACTOR + "ppo_epochs", _ACTOR + "optim.lr")
+"""Keys that must not change while rows of a run survive."""
 # What stands in a block of a log that has an option.
-_SECTIONS = ("data.", "actor_rollout_ref.", "trainer.", "async_training.")
+_SECTIONS = ("data.", "actor_rollout_ref.", "trainer.", "async_training.", "critic.", "algorithm.")
 OPTION_NEEDLES = {section.encode(): re.compile(rb"[\w.]*=") for section in _SECTIONS}
 DICT_START = "{'actor_rollout_ref': "
-_OPTION = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, KEYS))})=['\"]?([^\s'\"\\]+)")
+_OPTION = re.compile(
+    rf"(?<![\w.])({'|'.join(re.escape(key) for key in KEYS if not key.endswith('_files'))})=['\"]?([^\s'\"\\]+)"
+)
+# Data files are one name or a list, quoted for a shell in some way; the list stays one text.
+_FILES = re.compile(r"(?<![\w.])(data\.(?:train|val)_files)=(?:['\"\\]*\[([^\]]*)\]|['\"]?([^\s'\"\\\[\]]+))")
+_FILE = re.compile(r"[^\s,'\"\\\[\]]+")
+_LISTS = ("train_files", "val_files")
+_COMMENT = re.compile(rf"^(?:\([^)]*\) ?)?\s*#|\s#\s*(?=\+{{0,2}}(?:{'|'.join(map(re.escape, _SECTIONS))}))")
 _DICT_TOKEN = re.compile(r"'([\w/-]+)': (\{|'[^']*'|[^\s,{}\[\]]+)?|(\})")
+_LIST_START = re.compile(rf"'({'|'.join(_LISTS)})': \[")
 _RAY = re.compile(r"^\((?P<process>\w+ pid=[^)]*)\) ?")
 
 
@@ -88,9 +119,17 @@ class Settings:
     notes: list[str] = field(default_factory=list)
 
 
+RULES = Rules(mini_batch=MINI_BATCH)
+
+
 def options(line: str) -> dict[str, str]:
-    """Wanted Hydra overrides on a line, by key."""
-    return dict(_OPTION.findall(line)) if any(section in line for section in _SECTIONS) else {}
+    """Wanted Hydra overrides on a line, by key; those behind a # do not count."""
+    if not any(section in line for section in _SECTIONS):
+        return {}
+    if comment := _COMMENT.search(line):
+        line = line[: comment.start()]
+    files = {key: ", ".join(_FILE.findall(listed or one)) for key, listed, one in _FILES.findall(line)}
+    return dict(_OPTION.findall(line)) | {key: value for key, value in files.items() if value}
 
 
 class PrintedConfig:
@@ -103,6 +142,7 @@ class PrintedConfig:
     def __init__(self) -> None:
         self.process: str | None = None
         self.open: list[tuple[int, str]] = []
+        self.listed: tuple[str, list[str]] | None = None
 
     def read(self, line: str) -> dict[str, str]:
         """Wanted keys on this line, by their dotted path."""
@@ -113,7 +153,7 @@ class PrintedConfig:
             self.process, self.open = process, []
         if self.process is None or process != self.process:
             return {}
-        found = {}
+        found = self._list(body)
         for token in _DICT_TOKEN.finditer(body):
             key, value, closing = token.groups()
             if closing:
@@ -130,9 +170,24 @@ class PrintedConfig:
                 found[path] = value.strip("'")
         return found
 
+    def _list(self, body: str) -> dict[str, str]:
+        """A list of data files that ends on this line; lists may go over several."""
+        if start := _LIST_START.search(body):
+            self.listed = f"data.{start[1]}", []
+            body = body[start.end() :]
+        if self.listed is None:
+            return {}
+        key, names = self.listed
+        inside, end, _ = body.partition("]")
+        names += _FILE.findall(inside)
+        if not end:
+            return {}
+        self.listed = None
+        return {key: ", ".join(names)} if names else {}
+
     def close(self) -> None:
         """Read no more of the dictionary."""
-        self.process, self.open = None, []
+        self.process, self.open, self.listed = None, [], None
 
 
 def settings(logged: Mapping[str, str], config: Config | None, *, where: str) -> Settings:
@@ -152,11 +207,12 @@ def settings(logged: Mapping[str, str], config: Config | None, *, where: str) ->
     InputError
         Where log and file contradict each other.
     """
-    known = {key: value for key, value in logged.items() if not _is_open(value)}
-    filed = {key: value for key in KEYS if config and (value := config.get(key)) and not _is_open(value)}
+    known = {key: value for key, value in logged.items() if not is_open(value)}
+    filed = {key: value for key in KEYS if config and (value := config.get(key)) and not is_open(value)}
     for key in filter(known.__contains__, filed):
         assert config is not None
-        if not _same(key, known[key], filed[key]):
+        # Paths of data differ between machines.
+        if KEYS[key] not in _LISTS and not same(key, known[key], filed[key]):
             raise InputError(
                 f"{key} is {known[key]} in the log but {filed[key]} in {config.path}",
                 remedy="give the configuration of this run, or none",
@@ -174,12 +230,13 @@ def settings(logged: Mapping[str, str], config: Config | None, *, where: str) ->
     return _settled(values, texts, names)
 
 
-def _is_open(value: str) -> bool:
+def is_open(value: str) -> bool:
     """Whether a value is a variable or an interpolation that was not filled in."""
     return value.startswith("$") or value in ("", "None", "null", "???")
 
 
-def _same(key: str, logged: str, filed: str) -> bool:
+def same(key: str, logged: str, filed: str) -> bool:
+    """Whether two values of a key mean the same."""
     if KEYS[key] == "model":
         return _model_name(logged) == _model_name(filed)
     one, other = number(logged), number(filed)
@@ -197,11 +254,12 @@ def _settled(values: dict[str, float], texts: Mapping[str, str], names: dict[str
         stated["prompts"] = cycle
         names["prompts"] = "trigger_parameter_sync_step x require_batches x ppo_mini_batch_size"
         notes.append("a row is one parameter synchronisation (fully asynchronous training)")
-    if mini > 0 and "prompts" in stated:
-        stated["updates_per_rollout"] = stated["prompts"] * values.get("epochs", 1) / mini
-        names["updates_per_rollout"] = "data.train_batch_size x ppo_epochs / ppo_mini_batch_size"
-        if "epochs" not in values:
-            notes.append("ppo_epochs is not stated; 1 is assumed")
+    if mini > 0:
+        stated["mini_prompts"] = mini
+        prompts = "data.train_batch_size" if "prompts" in stated else "prompts"
+        names["updates_per_rollout"] = f"{prompts} x ppo_epochs / ppo_mini_batch_size"
+    if values.get("critic_mini_batch", 0) > 0:
+        stated["critic_mini_prompts"] = values["critic_mini_batch"]
     facts: dict[str, object] = {
         "model": _model_name(texts.get("model", "")),
         "gpus": whole_or_none(values.get("gpus_per_node", 0) * values.get("nodes", 0)) or None,
@@ -211,6 +269,7 @@ def _settled(values: dict[str, float], texts: Mapping[str, str], names: dict[str
     if "gpus_per_node" in names and "nodes" in names:
         names["gpus"] = f"{names['gpus_per_node']} x {names['nodes']}"
     told = {name for name, value in facts.items() if value is not None and value != ""} | stated.keys()
+    told |= {"updates_per_rollout"} if mini > 0 else set()
     return Settings(
         stated=stated,
         facts=facts,
