@@ -550,16 +550,12 @@ def test_what_repeats_is_said_once(cli: Cli) -> None:
     assert "held: as in" in out
 
 
-M1 = ("--updates-per-rollout", "1")
-
-
 def test_options_supply_what_a_log_lacks(cli: Cli, tmp_path: Path) -> None:
     rows = clean_rows()
     for row in rows:
         del row["perf/total_num_tokens"]
-    out = cli(
-        written(tmp_path, rows, config=""), "--prompts", "16", "--group-size", "8", "--learning-rate", "1e-6", *M1
-    )
+    path = written(tmp_path, rows, config="")
+    out = cli(path, "--prompts", "16", "--group-size", "8", "--learning-rate", "1e-6", "--updates-per-rollout", "1")
     assert "  option --prompts = 16 prompts (P)\n" in out
     assert "  option --group-size = 8 responses per prompt (G)\n" in out
     assert "  option --learning-rate = 1e-06 (learning rate)\n" in out

@@ -156,6 +156,15 @@ def test_verl_run_with_its_own_times(tmp_path: Path) -> None:
     assert ds.attrs["learning_rate"] == 2.0**-20
 
 
+def test_the_count_of_tokens_of_verl(tmp_path: Path) -> None:
+    values = {"actor/grad_norm": 0.5, "perf/total_num_tokens": 4800.0, "prompt_length/mean": 100.0}
+    parts = [started()]
+    for step in (1, 2):
+        held = values | {"response_length/mean": 500.0}
+        parts += [event(1000.0 + step, step, scalar(name, value)) for name, value in held.items()]
+    assert only(read_logs(write(tmp_path / "exp", parts), **GIVEN)).attrs["inferred_rollout_batch"] == 8
+
+
 def test_files_of_one_folder_are_one_run_and_a_restart_replaces(tmp_path: Path) -> None:
     write(tmp_path / "run", trl_events([10, 20, 30]), "events.out.tfevents.2.host.7.0")
     later = trl_events([30, 40], start=9000.0)

@@ -484,3 +484,123 @@ def test_rows_of_a_tracker(tmp_path: Path) -> None:
     assert run.columns["grad_norm"].tolist() == [0.5]
     assert run.facts["unused"] == {"other": 1}
     assert run.warnings[0] == "said before"
+
+
+# -- keys of any name, values of any kind -------------------------------------------------------------
+
+
+def test_names_with_spaces_and_colons_and_truth_values(tmp_path: Path) -> None:
+    values: dict[str, object] = {"actor/grad_norm": 0.3, "flag/on": True, "flag/off": "np.False_"}
+    values |= {"val-core/my data/acc/mean@1": 0.5, "val-core/hf:gsm8k/acc/mean@1": "np.float64(0.6)"}
+    values |= {"val-core/hf:7/acc/mean@1": 0.25, "x/t": "tensor(0.5)", "y": "1e-06abc", "z": None}
+    ds = only(read_logs(write(tmp_path, line(1, values)), **GIVEN))
+    scores = dict(zip(ds.metric.to_numpy().tolist(), ds.score.to_numpy()[:, 0].tolist(), strict=True))
+    assert scores == {
+        "val-core/my data/acc/mean@1": 0.5,
+        "val-core/hf:gsm8k/acc/mean@1": 0.6,
+        "val-core/hf:7/acc/mean@1": 0.25,
+    }
+    assert ds.attrs["unused"] == {"flag/on": 1, "flag/off": 1}
+    (said,) = [text for text in ds.attrs["warnings"] if "no number" in text]
+    assert said.startswith("3 parts of step lines are no number")
+    for name in ("'x/t' in 1", "'y' in 1", "'z' in 1"):
+        assert name in said
+    rows = lines.console_rows("step:1 - a/b:True - c/d:np.True_ - e/f:False", lines.Layouts())
+    assert dict(rows[0][1]) == {"a/b": 1, "c/d": 1, "e/f": 0}
+
+
+def test_an_evaluation_of_a_data_set_with_a_space_is_a_step_line(tmp_path: Path) -> None:
+    text = "step:0 - val-core/my data/acc/mean@1:0.5\n" + STEPS
+    ds = only(read_logs(write(tmp_path, text), **GIVEN))
+    assert ds.score.to_numpy().tolist() == [[0.5]]
+    assert ds.evaluation_responses.to_numpy().tolist() == [0]
+
+
+def test_a_sentence_is_no_step_line(tmp_path: Path) -> None:
+    text = STEPS + "INFO step:2 - saving to a/b took: 5\nstep:1 - reading data/x: 3\n"
+    ds = only(read_logs(write(tmp_path, text), **GIVEN))
+    assert ds.rollout_step.to_numpy().tolist() == [1, 2, 3]
+    assert not any("restart" in said for said in ds.attrs["warnings"])
+
+
+names = st.from_regex(r"[a-z]{1,4}/[a-z :@]{0,5}[a-z]", fullmatch=True) | st.sampled_from(
+    ["actor/grad_norm", "timing_s/gen"]
+)
+texts = st.sampled_from(["0.5", "np.float64(2.0)", "True", "None", "tensor(0.5)", "1e-6x", "[1, 2]", "nan", "-3", ""])
+
+
+@settings(max_examples=150, deadline=None)
+@given(values=st.dictionaries(names, texts, min_size=1, max_size=8))
+def test_every_part_is_used_or_unused_or_warned_of(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, str]
+) -> None:
+    text = line(1, {"response_length/mean": "7.0"} | values)
+    ds = only(read_logs(write(tmp_path_factory.mktemp("parts"), text), **GIVEN))
+    known = {"actor/grad_norm", "timing_s/gen", "response_length/mean"}
+    said = "\n".join(text for text in ds.attrs["warnings"] if "no number" in text)
+    for name in values:
+        assert name in known or name in ds.attrs["unused"] or f"'{name}' in 1" in said
+    numbers = {name for name, value in values.items() if value in ("0.5", "np.float64(2.0)", "True", "nan", "-3")}
+    assert all(f"'{name}' in 1" not in said for name in numbers)
+
+
+def test_values_of_the_file_logger_that_are_no_numbers(tmp_path: Path) -> None:
+    row = {"actor/grad_norm": "high", "flag/on": True, "a/list": [1], "b": None}
+    ds = only(read_logs(write(tmp_path, json.dumps({"step": 1, "data": row}) + "\n", "a.jsonl"), **GIVEN))
+    assert ds.attrs["unused"] == {"flag/on": 1, "a/list": 1, "b": 1}
+    (said,) = [text for text in ds.attrs["warnings"] if "no number" in text]
+    assert said.startswith("2 parts")
+    assert "'actor/grad_norm' in 1" in said
+
+
+# -- what the step timer includes is decided once -----------------------------------------------------
+
+
+def timed(count: int, *, testing: float, inside: bool, rest: float = 10.0, overlap: float = 0.0) -> str:
+    """Steps of 90 s of phases, every second with an evaluation."""
+    text = ""
+    for n in range(1, count + 1):
+        evaluated = n % 2 == 1
+        step = 90 + rest - overlap + (testing if evaluated and inside else 0)
+        values: dict[str, object] = {"timing_s/gen": 60.0, "timing_s/update_actor": 30.0, "timing_s/step": step}
+        text += line(n, values | ({"timing_s/testing": testing} if evaluated else {}))
+    return text
+
+
+@pytest.mark.parametrize("overlap", [0.0, 40.0])
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("testing", [8.0, 50.0, 300.0])
+def test_testing_inside_or_outside_is_seen_beside_its_neighbours(
+    tmp_path: Path, testing: float, inside: bool, overlap: float
+) -> None:
+    text = timed(9, testing=testing, inside=inside, overlap=overlap)
+    ds = only(read_logs(write(tmp_path, text), **GIVEN))
+    assert ds.step_seconds.to_numpy().tolist() == [100 - overlap] * 9
+    said = [text for text in ds.attrs["warnings"] if "timing_s/step includes" in text]
+    assert said == (
+        [f"timing_s/step includes testing: 5 rows count {5 * testing:g} s less (decided once, by the rows beside them)"]
+        if inside
+        else []
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), tests=st.booleans(), saves=st.booleans())
+def test_the_decision_survives_noise(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, tests: bool, saves: bool
+) -> None:
+    pace = data.draw(st.lists(st.floats(-5, 5), min_size=20, max_size=20))
+    text, core = "", []
+    for n, other in enumerate(pace, start=1):
+        core.append(100 + other)
+        values: dict[str, object] = {"timing_s/gen": 60.0, "timing_s/update_actor": 30.0}
+        step = 100 + other
+        if n % 4 == 0:
+            values["timing_s/testing"] = 30.0
+            step += 30 * tests
+        if n % 8 == 0:
+            values["timing_s/save_checkpoint"] = 50.0
+            step += 50 * saves
+        text += line(n, values | {"timing_s/step": step})
+    ds = only(read_logs(write(tmp_path_factory.mktemp("noise"), text), **GIVEN))
+    np.testing.assert_allclose(ds.step_seconds, core)

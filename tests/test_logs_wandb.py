@@ -344,3 +344,37 @@ def test_damage_raises_only_input_errors(tmp_path_factory: pytest.TempPathFactor
         return
     for ds in runs.values():
         assert (np.diff(ds.rollout_step) > 0).all()
+
+
+def test_the_evaluation_before_training_has_only_wandbs_own_step(tmp_path: Path) -> None:
+    names = ["_step", "_runtime", "training/global_step", "actor/grad_norm", "timing_s/step", "val-core/g/acc/mean@1"]
+    rows: list[list[Any]] = [names, [0, 5, "", "", "", 0.2]]
+    rows += [[n, 100 * n + 10, n, 0.3, 100, 0.2 + 0.1 * n] for n in (1, 2, 3)]
+    ds = only(read_logs(write(tmp_path, rows), **GIVEN))
+    assert ds.evaluation_responses.values.tolist() == [0, 8, 16, 24]
+    assert ds.score.values[0, 0] == 0.2
+    assert not any("have no training/global_step" in text for text in ds.attrs["warnings"])
+
+
+def test_rows_of_trl_without_their_step_are_not_placed_by_calls(tmp_path: Path) -> None:
+    rows: list[list[Any]] = [["_step", "_runtime", "train/global_step", "train/reward", "train/loss"]]
+    rows += [[7, 5, "", 0.2, 0.1], [8, 9, 1, 0.3, 0.1]]
+    ds = only(read_logs(write(tmp_path, rows), **GIVEN))
+    assert ds.rollout_step.values.tolist() == [1]
+    assert any("1 rows have no train/global_step" in text for text in ds.attrs["warnings"])
+
+
+def test_the_count_of_tokens_is_kept_with_verls_metrics(tmp_path: Path) -> None:
+    names = [
+        "_step",
+        "_runtime",
+        "actor/grad_norm",
+        "perf/total_num_tokens",
+        "prompt_length/mean",
+        "response_length/mean",
+    ]
+    rows: list[list[Any]] = [names, *([n, 10 * n, 0.3, 4800, 100, 500] for n in (1, 2, 3))]
+    ds = only(read_logs(write(tmp_path, rows), **GIVEN))
+    assert ds.attrs["inferred_rollout_batch"] == 8
+    other = only(read_logs(write(tmp_path, rows), prompts=8, group_size=2, updates_per_rollout=1))
+    assert any("point to 8 responses per rollout step, not to 16" in text for text in other.attrs["warnings"])

@@ -216,6 +216,18 @@ def test_the_slower_of_actor_and_critic_decides() -> None:
     assert float(mechanism.actor_critic_cost(2.0, 8.0, critic_weight=0.5)) == pytest.approx(4)
 
 
+def test_a_critic_with_a_small_noise_scale_departs_first_and_more_updates_move_it_back() -> None:
+    """tiny_ppo's noise scales, 640 and 120 responses, from 64 responses on."""
+    batch = np.array([64.0, 256.0, 1024.0])
+    scales = {"reference_batch": 64.0, "actor_noise_scale": 640.0, "critic_noise_scale": 120.0}
+    actor, critic, recipe = mechanism.actor_critic_sample_cost(batch, **scales)
+    assert (critic[1:] > actor[1:]).all()
+    np.testing.assert_array_equal(recipe, critic)
+    np.testing.assert_allclose(actor, sample_cost_ratio(batch, reference_batch=64, noise_scale=640))
+    _, split, _ = mechanism.actor_critic_sample_cost(batch, **scales, critic_updates=batch / 64)
+    np.testing.assert_allclose(split, 1)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

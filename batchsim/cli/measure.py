@@ -28,7 +28,7 @@ def measure(
     config: opt.Config = None,
     column: opt.Column = None,
     crossing: Annotated[
-        str, typer.Option(help="first, or sustained: no later score falls below the target.")
+        str, typer.Option(help="first, sustained (no later score falls back) or smoothed (isotonic).")
     ] = "first",
     score_error: Annotated[
         str | None, typer.Option(help="Standard error of a score, or 'binomial' from the evaluation's size.")

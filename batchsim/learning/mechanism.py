@@ -25,10 +25,13 @@ References
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from batchsim.errors import InputError
+from batchsim.learning.sample_cost import sample_cost_ratio
 
 STALENESS = (0.27, 0.87)
 """a and q of the staleness factor. Through the middle of the published ranges, 1.4 to 2.0 at a lag of 3 updates and
@@ -259,6 +262,49 @@ def actor_critic_cost(
     if not 0 <= critic_weight <= 1:
         raise InputError(f"critic_weight is {critic_weight:g}, outside [0, 1]")
     return np.asarray(a ** (1 - critic_weight) * c**critic_weight)
+
+
+def actor_critic_sample_cost(
+    train_batch: ArrayLike,
+    *,
+    reference_batch: ArrayLike,
+    actor_noise_scale: ArrayLike,
+    critic_noise_scale: ArrayLike,
+    critic_updates: ArrayLike = 1.0,
+    reference_critic_updates: ArrayLike = 1.0,
+    critic_weight: float | None = None,
+    **law: Any,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Sample costs of actor and critic, each at its own batch, and of the recipe.
+
+    The critic may make several updates per actor update, on equal parts of the same responses: its batch is
+    B/critic_updates. Where its noise scale is several times smaller (a critic norm that does not fall with B), its
+    cost departs first, and more critic updates move it back.
+
+    Parameters
+    ----------
+    train_batch, reference_batch : array_like, broadcastable [responses]
+        The actor's.
+    actor_noise_scale, critic_noise_scale : array_like, broadcastable [responses]
+    critic_updates, reference_critic_updates : array_like, broadcastable [1]
+        Critic updates per actor update, at the candidate and at the reference.
+    critic_weight : float or None [1]
+        See `actor_critic_cost`.
+    **law
+        Further arguments of `sample_cost_ratio`, the same for both.
+
+    Returns
+    -------
+    actor, critic, recipe : ndarray [1]
+    """
+    actor = sample_cost_ratio(train_batch, reference_batch=reference_batch, noise_scale=actor_noise_scale, **law)
+    critic = sample_cost_ratio(
+        np.asarray(train_batch) / _positive("critic_updates", critic_updates),
+        reference_batch=np.asarray(reference_batch) / _positive("reference_critic_updates", reference_critic_updates),
+        noise_scale=critic_noise_scale,
+        **law,
+    )
+    return actor, critic, actor_critic_cost(actor, critic, critic_weight=critic_weight)
 
 
 def _positive(name: str, value: ArrayLike) -> NDArray[np.float64]:

@@ -86,8 +86,8 @@ def from_clock(
         counted = usual * interval.steps if stop in long else interval.seconds
         # An interval that several rows share has one pace.
         first = int(np.searchsorted(rows, interval.start, side="right"))
-        ends = np.minimum(rows[first : row + 1], stop)
-        shared = np.diff(ends, prepend=interval.start)
+        bounds = np.concatenate([[interval.start], rows[first:row], [stop]])
+        shared = np.diff(bounds)
         seconds[first : row + 1] += counted / interval.steps * shared
         covered[first : row + 1] += shared
         excess[row] += interval.seconds - counted

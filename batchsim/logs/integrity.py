@@ -289,7 +289,7 @@ def check_restarts(ds: xr.Dataset) -> Check:
     """How often a step came again, from the reader's warnings [1]."""
     warnings = ds.attrs.get("warnings", [])
     found = [warning for warning in warnings if _RESTARTED in warning]
-    count = len(found) + sum(int(more[1]) for warning in warnings if (more := _MORE_RESTARTS.match(warning)))
+    count = len(found) + sum(int(told[1]) for warning in warnings if (told := _MORE_RESTARTS.match(warning)))
     message = found[0] if found else "no step comes twice"
     more = f"; and {count - 1} more" if count > 1 else ""
     effect = "time lost to the abandoned branch is in no number" + more

@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 
 from batchsim.logs.recipe import Rules
-from batchsim.logs.record import Evaluations, Run, Steps, number, whole_or_none
+from batchsim.logs.record import Evaluations, Run
+from batchsim.logs.rows import Steps, number, whole_or_none
 from batchsim.logs.source import Source
 from batchsim.logs.timeline import Array
 

@@ -328,11 +328,10 @@ def _updates(
         if abs(inferred * epochs / batch / whole_number - 1) < 0.01:
             return whole_number
     if rules.mini_batch:
+        reason = f"{mini} is part of unknown prompts" if mini else "is not stated"
         raise UnknownBatch(
-            "the batch per optimizer update is unknown: train_batch = rollout_batch x epochs / updates_per_rollout, and "
-            + (
-                f"{rules.mini_batch} {mini} is part of unknown prompts" if mini else f"{rules.mini_batch} is not stated"
-            ),
+            "the batch per optimizer update is unknown: train_batch = rollout_batch x epochs / updates_per_rollout, "
+            f"and {rules.mini_batch} {reason}",
             remedy=(
                 "give --prompts, --group-size or --updates-per-rollout"
                 if mini

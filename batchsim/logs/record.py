@@ -20,8 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,10 +33,7 @@ from batchsim.variables import set_attrs
 if TYPE_CHECKING:
     import xarray as xr
 
-LARGEST_STEP = 10**9
 OVERLAP = 0.01
-MOST_RESTARTS = 5
-"""Restarts of a log that are told one by one."""
 # Stages that follow each other; environment_seconds lies within the generation.
 PHASES = ("generation_seconds", "training_seconds", "logprob_seconds", "reward_seconds", "sync_seconds")
 NORMS = (
@@ -139,110 +135,9 @@ class Run:
     row_is_update: bool = False
     batch_hint: str = ""
     norm_reduction: str = ""
-    rules: Rules = Rules()
+    rules: Rules = field(default_factory=Rules)
     clock: Callable[[int], Clocked] | None = None
     clock_source: str = ""
-
-
-def number(value: object) -> float:
-    """A JSON value or a cell as a float; NaN if it is not a number."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return math.nan
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return math.nan
-
-
-def whole_or_none(value: object) -> int | None:
-    """A step number, or None where the value is not one."""
-    result = number(value)
-    return int(result) if 0 <= result <= LARGEST_STEP and result == int(result) else None
-
-
-Row = TypeVar("Row", bound=Mapping[str, float])
-
-
-def _repeats(row: Mapping[str, float], values: Mapping[str, float]) -> bool:
-    """Whether a line says nothing that its row does not say already."""
-    return bool(values) and all(
-        name in row and (row[name] == value or (math.isnan(row[name]) and math.isnan(value)))
-        for name, value in values.items()
-    )
-
-
-class Rows(Generic[Row]):
-    """Rows by step number, in the order of the log; a step that comes again replaces what it repeats.
-
-    Two lines of one step with different keys are one row written in two parts. The newest line once
-    more, value for value, is the same line printed twice. Other keys that repeat, or a step number that
-    falls, mean that the run was restarted from a checkpoint: the rows from that step on belong to a
-    branch that was abandoned.
-    """
-
-    def __init__(self) -> None:
-        self.rows: dict[int, Row] = {}
-        self.repeated = 0
-        self.restarts = 0
-        self._told: list[str] = []
-
-    @property
-    def warnings(self) -> list[str]:
-        """What was dropped: the first restarts one by one, the rest in numbers."""
-        said = list(self._told)
-        if self.restarts > MOST_RESTARTS:
-            said.append(f"{self.restarts - MOST_RESTARTS} more restarts or duplicates of that kind")
-        if self.repeated:
-            said.append(f"{self.repeated} lines repeat the line before them and were used once")
-        return said
-
-    def tell(self, text: str) -> None:
-        """Add a warning about the latest restart."""
-        if self.restarts <= MOST_RESTARTS:
-            self._told.append(text)
-
-    def joined(self, row: Row, values: Row) -> Row:
-        """One row of two parts."""
-        raise NotImplementedError
-
-    def add(self, step: int, values: Row, *, where: str) -> list[int]:
-        """Add a line; the steps that it made obsolete."""
-        row = self.rows.get(step)
-        if row is not None and not row.keys() & values.keys():
-            self.rows[step] = self.joined(row, values)
-            return []
-        newest = next(reversed(self.rows), None)
-        if row is not None and step == newest and _repeats(row, values):
-            self.repeated += 1
-            return []
-        dropped = list(takewhile(lambda old: old >= step, reversed(self.rows)))
-        for old in dropped:
-            del self.rows[old]
-        if dropped:
-            self.restarts += 1
-            self.tell(
-                f"{where}: step {step} follows step {newest}, a restart or a duplicate; "
-                f"{len(dropped)} earlier rows from step {step} on were dropped"
-            )
-        self.rows[step] = values
-        return dropped[::-1]
-
-    def column(self, name: str) -> Array:
-        """One column, NaN where a row lacks it."""
-        return np.array([row.get(name, math.nan) for row in self.rows.values()], dtype=float)
-
-    @property
-    def step(self) -> Array:
-        """Step numbers."""
-        return np.array(list(self.rows), dtype=float)
-
-
-class Steps(Rows[dict[str, float]]):
-    """Rows as dictionaries, which may change after they were added."""
-
-    def joined(self, row: dict[str, float], values: dict[str, float]) -> dict[str, float]:
-        """One row of two parts."""
-        return row | values
 
 
 def to_dataset(run: Run, given: Overrides, *, allow_unknown_batch: bool = False) -> xr.Dataset:
@@ -294,10 +189,10 @@ def to_dataset(run: Run, given: Overrides, *, allow_unknown_batch: bool = False)
         notes.append("step 0 holds training: steps are taken to count from 0")
     # Absurd numbers from damaged lines end as NaN or infinity, without a warning on the terminal.
     with np.errstate(all="ignore"):
-        columns = _cleaned(run.columns | _clocked(run, recipe, provenance, notes), notes)
-        _set_step_seconds(run, columns, provenance, given, notes)
+        columns = _cleaned({**run.columns} | _clocked(run, recipe, provenance, notes), notes)
         if run.row_is_update:
             _over_rollouts(run, columns, provenance, recipe.updates, notes)
+        _set_step_seconds(run, columns, provenance, given, notes, recipe)
         _set_responses(run, columns, provenance, recipe)
         _set_elapsed(run, columns, provenance, notes)
         if run.row_is_update:
@@ -364,7 +259,12 @@ def _cleaned(columns: Mapping[str, Array], notes: list[str]) -> dict[str, Array]
 
 
 def _set_step_seconds(
-    run: Run, columns: dict[str, Array], provenance: dict[str, str], given: Overrides, notes: list[str]
+    run: Run,
+    columns: dict[str, Array],
+    provenance: dict[str, str],
+    given: Overrides,
+    notes: list[str],
+    recipe: Recipe,
 ) -> None:
     if "step_seconds" not in columns and {"generation_seconds", "training_seconds"} <= columns.keys():
         parts = [name for name in (*PHASES, "other_seconds") if name in columns]
@@ -375,8 +275,11 @@ def _set_step_seconds(
     if "step_seconds" in columns or "elapsed" in columns:
         notes.append(f"step_seconds {given.step_seconds:g} was not used: the log has its own timing")
     elif len(run.step):
-        columns["step_seconds"] = np.full(len(run.step), float(given.step_seconds))
-        provenance["step_seconds"] = "option step_seconds [s], the same for every step"
+        # The option is the time of a rollout step; a row of updates holds its part until `_per_rollout`.
+        parts_of = recipe.updates if run.row_is_update else 1
+        columns["step_seconds"] = np.full(len(run.step), given.step_seconds / parts_of)
+        share = f" / {parts_of} updates" if parts_of > 1 else ""
+        provenance["step_seconds"] = f"option step_seconds{share} [s], the same for every step"
 
 
 def _responses(run: Run, step: Array, recipe: Recipe) -> Array:

@@ -39,7 +39,8 @@ from batchsim.errors import InputError, nearest
 from batchsim.logs.long_table import Cell, one_value, several_per_step
 from batchsim.logs.metrics import Logged, framework_of, run_of
 from batchsim.logs.recipe import COUNTS
-from batchsim.logs.record import COLUMNS, LARGEST_STEP, Evaluations, Run, whole_or_none
+from batchsim.logs.record import COLUMNS, Evaluations, Run
+from batchsim.logs.rows import LARGEST_STEP, whole_or_none
 from batchsim.logs.source import Source
 from batchsim.logs.timeline import Array
 

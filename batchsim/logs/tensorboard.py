@@ -27,7 +27,8 @@ from pathlib import Path
 
 from batchsim.errors import InputError
 from batchsim.logs.metrics import KNOWN_METRICS, Logged, framework_of, run_of
-from batchsim.logs.record import LARGEST_STEP, Run
+from batchsim.logs.record import Run
+from batchsim.logs.rows import LARGEST_STEP
 from batchsim.logs.source import WHOLE_BYTES, Source
 from batchsim.logs.trl_arguments import arguments_in
 

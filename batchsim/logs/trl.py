@@ -34,7 +34,8 @@ import numpy as np
 from batchsim.errors import InputError
 from batchsim.logs.clock import Clocked, from_clock
 from batchsim.logs.recipe import Rules
-from batchsim.logs.record import Evaluations, Run, Steps, number, whole_or_none
+from batchsim.logs.record import Evaluations, Run
+from batchsim.logs.rows import Steps, number, whole_or_none
 from batchsim.logs.source import Source, matching_lines
 from batchsim.logs.trl_arguments import Settled, arguments_beside, arguments_in
 
@@ -334,7 +335,7 @@ def _add_console(source: Source, history: History) -> dict[str, str]:
             for values in rows:
                 printed.append(_Printed(count, values, latest, len(bars[latest]) - 1 if latest else 0))
             if not rows:
-                arguments |= arguments_in(piece)
+                arguments |= arguments_in(piece, printed=True)
     history.warnings += source.tail_warnings()[len(source.warnings) :]
     total = _training_bar(printed, bars)
     if total is None:

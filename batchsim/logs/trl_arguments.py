@@ -30,7 +30,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from batchsim.logs.record import number
+from batchsim.logs.rows import number
 
 _PER_DEVICE = "per_device_train_batch_size"
 _ACCUMULATION = "gradient_accumulation_steps"
@@ -72,6 +72,8 @@ _FACTS = {
     "vllm_gpu_memory_utilization": "memory_share",
     "vllm_tensor_parallel_size": "tensor_parallel",
 }
+# A model's generation_config and its optimizer have these too.
+_ANYONES = frozenset(("beta", "temperature", "epsilon"))
 _TEXTS = ("model_name_or_path", "trl_version")
 _OPTION = re.compile(
     rf"(?<![\w.])({'|'.join(_ARGUMENTS).replace('_', '[_-]')})['\"]?(?:\s*[:=]\s*|\s+)['\"]?([^\s'\",;)}}]+)"
@@ -90,8 +92,15 @@ _LARGEST_CONFIG = 1_000_000
 _NEW_NAMES = ("completions/", "clip_ratio", "num_tokens")
 
 
-def arguments_in(line: str) -> dict[str, str]:
-    """Arguments that one line of text states, by name."""
+def arguments_in(line: str, *, printed: bool = False) -> dict[str, str]:
+    """Arguments that one line of text states, by name.
+
+    Parameters
+    ----------
+    line : str
+    printed : bool
+        Whether the line may be anyone's: names that others print too count only beside one of TRL's own.
+    """
     if line.lstrip().startswith("#") or not any(mark in line for mark in _MARKS):
         return {}
     found = {name.replace("-", "_"): value for name, value in _OPTION.findall(line)}
@@ -100,6 +109,8 @@ def arguments_in(line: str) -> dict[str, str]:
             found[name] = match[1].replace(",", "")
     if match := _VERSION.search(line):
         found["trl_version"] = match[1]
+    if printed and found.keys() <= _ANYONES:
+        return {}
     # DeepSpeed prints dots between a name and its value, and writes "auto" where TRL's argument counts.
     return {name: value for name, value in found.items() if name in _TEXTS or math.isfinite(number(value))}
 

@@ -34,7 +34,8 @@ import numpy as np
 
 from batchsim.errors import InputError
 from batchsim.logs.metrics import KNOWN_METRICS, Logged, framework_of, run_of
-from batchsim.logs.record import Run, number, whole_or_none
+from batchsim.logs.record import Run
+from batchsim.logs.rows import number, whole_or_none
 from batchsim.logs.source import Source
 from batchsim.logs.tables import last_row
 

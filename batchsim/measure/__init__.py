@@ -94,8 +94,9 @@ def measure(
         Score to use; may be left out where the logs hold one only.
     reference : Recipe or None
         Recipe that ratios are relative to; the arm with the smallest batch if None or if no arm has it.
-    kind : {'first', 'sustained'}
-        The first score at or above the target, or the first after which none falls below it.
+    kind : {'first', 'sustained', 'smoothed'}
+        The first score at or above the target, the first after which none falls below it, or the first
+        crossing of the isotonic curve through the scores.
     score_error : float, 'binomial' or None [1]
         Standard error of a score, which widens N* to what the scores exclude.
     common_grid : bool

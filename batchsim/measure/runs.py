@@ -33,7 +33,7 @@ class Goal:
     ----------
     metric : str or None
     target : float or None [1]
-    kind : {'first', 'sustained'}
+    kind : {'first', 'sustained', 'smoothed'}
         See `learning.curve.crossing`.
     score_error : float, 'binomial' or None [1]
         Standard error of a score; 'binomial' takes sqrt(p (1 - p)/n) from the evaluation's size.

@@ -227,8 +227,8 @@ class _Reader:
                 self.segments.append(current)
         # Configuration comes before the steps it governs, also of a second run in the same file.
         if self.pending:
-            first = next(iter(current.rows.rows), None)
-            if first is not None and (first < step if train else first <= step):
+            earliest = next(iter(current.rows.rows), None)
+            if earliest is not None and (earliest < step if train else earliest <= step):
                 self._check_recipe(current, where)
             current.config.update(self.pending)
             self.pending.clear()

@@ -129,7 +129,7 @@ def _core_seconds(rows: PackedRows, notes: list[str]) -> Array:
     step = _first([rows.column("timing_s/step"), rows.column("perf/time_per_step")])
     phases = np.nan_to_num(_sum([rows.column(f"timing_s/{phase}") for phase in _PHASES]))
     events = np.array([np.nan_to_num(rows.column(f"timing_s/{name}")) for name in _EVENTS])
-    excess = _beside(step - phases, np.isfinite(step), (events > 0).any(axis=0))
+    excess = _beside(step - phases, np.isfinite(step), np.any(events > 0, axis=0))
     held = [(seconds > 0) & np.isfinite(excess) for seconds in events]
     if not any(some.any() for some in held):
         return step
@@ -140,14 +140,16 @@ def _core_seconds(rows: PackedRows, notes: list[str]) -> Array:
 
     # The first of equal ones: where nothing tells, a timer around the whole step is the older rule.
     included = min(((1, 1), (0, 1), (1, 0), (0, 0)), key=misfit)
+    core = step
     for name, seconds, counted in zip(_EVENTS, events, included, strict=True):
         lost = np.isfinite(step) & (seconds > 0)
         if counted and lost.any():
+            core = core - seconds
             notes.append(
                 f"timing_s/step includes {name}: {int(lost.sum())} rows count {seconds[lost].sum():.6g} s less "
                 "(decided once, by the rows beside them)"
             )
-    return step - np.array(included, dtype=float) @ events
+    return core
 
 
 def _beside(rest: Array, timed: npt.NDArray[np.bool_], event: npt.NDArray[np.bool_]) -> Array:

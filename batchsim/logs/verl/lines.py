@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batchsim.logs.record import Rows, number, whole_or_none
+from batchsim.logs.rows import Rows, number, whole_or_none
 from batchsim.logs.timeline import Array
 
 Index = npt.NDArray[np.intp]
@@ -55,7 +55,7 @@ SCORE_PREFIXES = ("val-core/", "val/", "test_score/")
 SIDE_SCORES = "val-aux/"
 _LONGEST_NAME = 80
 _MOST_NAMES = 1000
-_SHOWN = 20
+_SHOWN = 50
 _OTHERS = "others"
 _BOOKKEEPING = ("training/", "timing_s/testing")
 

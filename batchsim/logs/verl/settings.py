@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from batchsim.errors import InputError
 from batchsim.logs.config import Config
 from batchsim.logs.recipe import COUNTS, Rules
-from batchsim.logs.record import number, whole_or_none
+from batchsim.logs.rows import number, whole_or_none
 
 _ACTOR = "actor_rollout_ref.actor."
 _ROLLOUT = "actor_rollout_ref.rollout."
