@@ -116,7 +116,7 @@ def optimal_train_batch(
 
     Examples
     --------
-    >>> optimal_train_batch(noise_scale=3750, update_time_intercept=247, update_time_slope=0.71).round()
+    >>> float(optimal_train_batch(noise_scale=3750, update_time_intercept=247, update_time_slope=0.71).round())
     1142.0
     """
     return np.asarray(np.sqrt(noise_scale * (np.asarray(update_time_intercept) / np.asarray(update_time_slope))))

@@ -64,7 +64,7 @@ def step_time(runs: int, spread: float, *, sets: int = 1500) -> float:
 
 
 def plateau_bias() -> tuple[float, float]:
-    """Median time per response over the true one, eight times the pilots' batch, in a world without a plateau."""
+    """Median time per response over the true one at eight times the pilots' batch, without a plateau."""
     rng = np.random.default_rng(4)
     ratios, covered = [], []
     for _ in range(200):
@@ -88,9 +88,7 @@ def main() -> None:
         share = step_time(runs, spread)
         print(f"step time, {runs} runs per batch, spread {100 * spread:.0f} %: {100 * share:.0f} % (nominal 80)")
     ratio, covered = plateau_bias()
-    print(
-        f"plateau prior in an affine world, 8 x the pilots: median time {ratio:.2f} x, 90 % intervals hold {covered:.2f}"
-    )
+    print(f"plateau prior, affine world, 8 x the pilots: median time {ratio:.2f} x, 90 % intervals hold {covered:.2f}")
 
 
 if __name__ == "__main__":

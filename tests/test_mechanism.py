@@ -82,7 +82,7 @@ def test_a_shape_outside_its_range_is_refused() -> None:
 
 
 def test_the_rate_probes_of_the_small_transformer_fit_a_soft_penalty_and_no_quadratic_one() -> None:
-    """Responses to .45 at the reference batch and 2, 4, 8 times its rate, relative: .77, .80, 1.34 (docs/evidence.md)."""
+    """Responses to .45 at the reference batch and 2, 4, 8 times its rate: .77, .80, 1.34 (docs/evidence.md)."""
     measured = np.log([0.77, 0.80, 1.34])
 
     def misfit(c0: float, p: float) -> float:

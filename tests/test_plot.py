@@ -148,7 +148,13 @@ def test_a_diverging_prediction_is_drawn_without_infinities() -> None:
     plan = plan_from_dict(
         {
             "recipe": RECIPE | {"lr_rule": "linear", "batches": [256, 16384, 32768]},
-            "learning": {"noise_scale": 1e6, "snr_shape": "drift", "lr_fraction": 0.9, "penalty_shape": -1, "curvature_ratio": 1},
+            "learning": {
+                "noise_scale": 1e6,
+                "snr_shape": "drift",
+                "lr_fraction": 0.9,
+                "penalty_shape": -1,
+                "curvature_ratio": 1,
+            },
         }
     )
     ds = predict(plan)
@@ -162,7 +168,13 @@ def test_a_prediction_in_which_everything_diverges_can_be_drawn(tmp_path: Path) 
     plan = plan_from_dict(
         {
             "recipe": RECIPE | {"lr_rule": "linear", "batches": [16384, 32768]},
-            "learning": {"noise_scale": 1e6, "snr_shape": "drift", "lr_fraction": 0.9, "penalty_shape": -1, "curvature_ratio": 1},
+            "learning": {
+                "noise_scale": 1e6,
+                "snr_shape": "drift",
+                "lr_fraction": 0.9,
+                "penalty_shape": -1,
+                "curvature_ratio": 1,
+            },
         }
     )
     ax = plot_time_to_target(predict(plan), ax=fresh())

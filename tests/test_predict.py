@@ -591,7 +591,8 @@ def test_a_higher_level_never_narrows_an_interval(example: xr.Dataset, levels: t
 
 DIVERGING = (
     BARE.replace('"sqrt"', '"linear"')
-    + "batches = [16384, 32768]\n[learning]\nnoise_scale = 1e6\nsnr_shape = 'drift'\nlr_fraction = 0.9\npenalty_shape = -1\n"
+    + "batches = [16384, 32768]\n[learning]\nnoise_scale = 1e6\nsnr_shape = 'drift'\n"
+    + "lr_fraction = 0.9\npenalty_shape = -1\n"
 )
 
 

@@ -79,7 +79,7 @@ def signal_function(relative_batch: ArrayLike, *, snr_shape: ArrayLike = np.inf)
     >>> signal_function([0.0, 1.0], snr_shape=np.inf).round(4)
     array([1.    , 0.7071])
     >>> signal_function([0.0, 1.0], snr_shape=0.5).round(4)
-    array([1.    , 0.4646])
+    array([1.    , 0.5649])
     """
     b, k = np.broadcast_arrays(np.asarray(relative_batch, dtype=np.float64), np.asarray(snr_shape, dtype=np.float64))
     drift = np.isinf(k)

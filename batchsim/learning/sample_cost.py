@@ -88,7 +88,7 @@ def sample_cost_ratio(
     --------
     Twice the batch at the noise scale, far below the optimal rate, under the sqrt rule:
 
-    >>> sample_cost_ratio(2000, reference_batch=1000, noise_scale=1000).round(4)
+    >>> round(float(sample_cost_ratio(2000, reference_batch=1000, noise_scale=1000)), 4)
     1.2247
     """
     x, c0, rk, hr = _ratios(
