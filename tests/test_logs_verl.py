@@ -502,7 +502,7 @@ def test_names_with_spaces_and_colons_and_truth_values(tmp_path: Path) -> None:
     }
     assert ds.attrs["unused"] == {"flag/on": 1, "flag/off": 1}
     (said,) = [text for text in ds.attrs["warnings"] if "no number" in text]
-    assert said.startswith("3 parts of step lines are no number")
+    assert said.startswith("3 parts of step lines hold no number")
     for name in ("'x/t' in 1", "'y' in 1", "'z' in 1"):
         assert name in said
     rows = lines.console_rows("step:1 - a/b:True - c/d:np.True_ - e/f:False", lines.Layouts())

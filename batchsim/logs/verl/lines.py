@@ -122,7 +122,7 @@ class Layouts:
         more = len(self.rejected) - len(listed)
         rest = f" and {more} more names" if more else ""
         return [
-            f"{self.rejected.total()} parts of step lines are no number and were not used: {', '.join(listed)}{rest}"
+            f"{self.rejected.total()} parts of step lines hold no number and were not used: {', '.join(listed)}{rest}"
         ]
 
     def __call__(self, keys: tuple[str, ...]) -> Layout:
