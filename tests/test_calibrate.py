@@ -14,17 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from batchsim.calibrate import (
-    DRIFT_PROBABILITY,
-    LAW_ERROR,
-    LR_FRACTION_PRIOR,
-    NOISE_SCALE_PRIOR,
-    PRIOR_DRAWS,
-    SNR_SHAPE_PRIOR,
-    Calibration,
-    calibrate,
-    law_error,
-)
+from batchsim.calibrate import LAW_ERROR, PRIOR_DRAWS, Calibration, calibrate, law_error
+from batchsim.calibrate.learning import DRIFT_PROBABILITY, LR_FRACTION_PRIOR, NOISE_SCALE_PRIOR, SNR_SHAPE_PRIOR
 from batchsim.errors import InputError
 from batchsim.learning.sample_cost import sample_cost_ratio
 from batchsim.plan import Plan, plan_from_dict
@@ -335,7 +326,7 @@ class TestObservedIntervals:
     @pytest.fixture(autouse=True)
     def exact_law(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without the law's own error what is left is the error of two runs."""
-        monkeypatch.setattr(sys.modules["batchsim.calibrate"], "LAW_ERROR", 0.0)
+        monkeypatch.setattr(sys.modules["batchsim.calibrate.learning"], "LAW_ERROR", 0.0)
 
     def implied(self, interval: list[float], error: float) -> Floats:
         """Updates ratio at twice the batch that the posterior implies, drift at a small fixed rate."""

@@ -830,3 +830,20 @@ def test_a_process_reports_its_status() -> None:
     assert done.stdout == ""
     assert done.stderr.startswith("batchsim: nowhere.log: no such file or folder")
     assert done.stderr.count("\n") == 1
+
+
+def test_measure_reads_the_logs_target_and_columns_of_a_plan(cli: Cli, tmp_path: Path) -> None:
+    run = Invented(run="small", prompts=16, responses_to_target=3000)
+    text = write_runs(tmp_path, run).read_text().replace("score", "accuracy", 1)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine.csv").write_text(text)
+    plan = tmp_path / "plan.toml"
+    plan.write_text('[target]\nscore = 0.5\n[logs]\npaths = ["runs/*.csv"]\ncolumns = { score = "accuracy" }\n')
+    status, out, err = cli("measure", plan, "--json")
+    assert status == 0, err
+    answer = json.loads(out)
+    assert answer["target"] == 0.5
+    low, high = answer["batches"][0]["responses_to_target"]
+    assert low < 3000 <= high
+    plan.write_text("[recipe]\nprompts = 16\n")
+    assert "names no logs" in cli("measure", plan).err

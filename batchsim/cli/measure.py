@@ -56,27 +56,36 @@ def measure(
     paths = list(logs or [])
     if example is not None:
         paths.append(str(opt.example_path(example)))
+    given = {
+        "prompts": prompts,
+        "group_size": group_size,
+        "updates_per_rollout": updates_per_rollout,
+        "epochs": epochs,
+        "step_seconds": step_seconds,
+        "learning_rate": learning_rate,
+        "chunks": chunks,
+        "config": config,
+        "columns": opt.column_map(column),
+    }
     plans = [p for p in paths if p.endswith(".toml")]
     if plans:
-        raise InputError(f"{plans[0]} is a plan, and measure reads logs", remedy=f"batchsim predict {plans[0]}")
+        from batchsim.plan import read_plan
+
+        known = read_plan(plans[0])
+        named, given = opt.logs_of_plan(known, given)
+        paths = [p for p in paths if not p.endswith(".toml")] + named
+        target = known.target.score if target is None else target
+        metric = (known.target.metric or None) if metric is None else metric
+        if not paths:
+            raise InputError(
+                f"{plans[0]} names no logs, and measure reads logs",
+                remedy=f"batchsim predict {plans[0]}, or [logs] paths",
+            )
     if not paths:
         raise InputError(
             "no logs given", remedy="name files or folders, or try: batchsim measure --example verl-sweep --target 0.55"
         )
-    runs = opt.load_runs(
-        paths,
-        {
-            "prompts": prompts,
-            "group_size": group_size,
-            "updates_per_rollout": updates_per_rollout,
-            "epochs": epochs,
-            "step_seconds": step_seconds,
-            "learning_rate": learning_rate,
-            "chunks": chunks,
-            "config": config,
-            "columns": opt.column_map(column),
-        },
-    )
+    runs = opt.load_runs(paths, given)
     options: dict[str, Any] = {
         "metric": metric,
         "kind": crossing,

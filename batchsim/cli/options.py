@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
 
+    from batchsim.plan import Plan
+
 Logs = Annotated[
     list[str] | None,
     typer.Argument(
@@ -127,6 +129,17 @@ def save_plot(path: Path, draw: Callable[[Axes], object]) -> None:
     draw(figure.subplots())
     with replace_file(path) as temporary:
         figure.savefig(temporary, dpi=150)
+
+
+def logs_of_plan(plan: Plan, given: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Log paths that a plan names, and what the command line supplies completed by its [logs]."""
+    folder = Path(plan.source).parent
+    paths = [p if p == "-" else str(folder / p) for p in plan.logs.paths]
+    if plan.logs.columns and given["columns"] is None:
+        given = {**given, "columns": plan.logs.columns}
+    if plan.logs.config and given["config"] is None:
+        given = {**given, "config": folder / plan.logs.config}
+    return paths, given
 
 
 def load_runs(paths: list[str], given: dict[str, Any]) -> xr.DataTree:

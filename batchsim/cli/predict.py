@@ -123,7 +123,8 @@ def _inputs(
         raise InputError(f"{len(plans)} plans given", remedy="one plan per prediction")
     known = read_plan(plans[0]) if plans else Plan()
     sources = [p for p in paths if not p.endswith(".toml")]
-    sources += [p if p == "-" else str(Path(known.source).parent / p) for p in known.logs.paths]
+    named, completed = opt.logs_of_plan(known, given)
+    sources += named
     if not plans and not sources:
         raise InputError(
             "nothing to predict from", remedy="name logs or a plan.toml, or try: batchsim predict --example li2026-grpo"
@@ -133,11 +134,7 @@ def _inputs(
         raise InputError(
             f"{', '.join(unused)} supply what a log lacks, and no log is given", remedy="put them in [recipe]"
         )
-    if known.logs.columns and given["columns"] is None:
-        given = {**given, "columns": known.logs.columns}
-    if known.logs.config and given["config"] is None:
-        given = {**given, "config": Path(known.source).parent / known.logs.config}
-    return known, opt.load_runs(sources, given) if sources else None
+    return known, opt.load_runs(sources, completed) if sources else None
 
 
 def _published(example: str | None, rule: str) -> Measured | None:

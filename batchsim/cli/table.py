@@ -17,6 +17,7 @@ from batchsim.logs import keys
 
 WIDE = 200
 """Columns where the output is not a terminal, so that tables in a file are not wrapped."""
+SHORT = {"wins": "+", "loses": "-", "undecided": "?", None: ""}
 UNLIMITED, HEIGHT = 10_000, 25
 """A console takes a width only together with a height."""
 CLAIMS = {
@@ -232,9 +233,13 @@ def _print_targets(console: Console, answer: dict[str, Any]) -> None:
         group = short(arm["group_size"])
         cells: dict[str, Cell] = {"B": short(arm["train_batch"]), "G": group, "rule": arm["lr_rule"] or "-"}
         for entry in by_target:
-            cells[f"{entry['target']:g}"] = _with_estimate(entry["batches"][i], "sample_cost_ratio")
+            arm_then = entry["batches"][i]
+            middle, limits = _with_estimate(arm_then, "sample_cost_ratio")
+            cells[f"{entry['target']:g}"] = f"{middle} {SHORT[arm_then['verdict']]}".strip(), limits
         rows.append(cells)
-    print_rows(console, "r_N by target", rows, optional=("G",))
+    print_rows(
+        console, "r_N by target", rows, optional=("G",), caption="+ wins, - loses, ? undecided against the reference"
+    )
 
 
 def _print_system(console: Console, answer: dict[str, Any]) -> None:

@@ -235,5 +235,5 @@ def slope_from_moments(
         size = np.sqrt(scale + v / b) + epsilon
         moving = size > 0
         rows.append(np.bincount(index[moving], weights=signal[moving] / size[moving], minlength=int(index.max()) + 1))
-    slopes = np.array(rows)
+    slopes: NDArray[np.float64] = np.array(rows, dtype=np.float64)
     return slopes[:, 0] if layer is None else slopes

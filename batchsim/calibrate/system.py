@@ -1,0 +1,143 @@
+r"""The system side of a calibration: stages of the rollout step, with draws, from logs, pilots or the plan.
+
+In this order: the plan's own stage law; the affine law of steady step times that logs hold, with its covariance and
+its unknown plateau; step times or throughput ratios of pilots that the plan states; a prior share of shared time.
+Memory facts in the plan cap the concurrency.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from batchsim.errors import InputError
+from batchsim.plan import Plan
+from batchsim.specs.recipe import Recipe
+from batchsim.system.memory import concurrency_max
+from batchsim.system.pipeline import capped_throughput
+from batchsim.system.step_time import StepTimeFit, draw_law, fit_means, fit_step_time
+
+RELATIVE_REFERENCE_ERROR = 1e-3
+"""Relative error of the reference's own time where only ratios to it are stated: ratios carry the error."""
+STATED_DOF = 30.0
+"""Degrees of freedom of errors that a plan states: near normal."""
+
+
+def system_stages(
+    nodes: dict[str, xr.Dataset],
+    plan: Plan,
+    recipe: Recipe,
+    *,
+    draws: int,
+    rng: np.random.Generator,
+    sources: dict[str, str],
+    warnings: list[str],
+) -> tuple[StepTimeFit | None, dict[str, Any], bool]:
+    """The fitted law, the arguments of `pipeline.throughput`, and whether they are in seconds."""
+    engine = plan.engine
+    if engine.gen_time_slope is not None:
+        sources["step_time"] = "given"
+        stages = {
+            "gen_time_intercept": engine.gen_time_intercept,
+            "gen_time_slope": engine.gen_time_slope,
+            "gen_throughput_max": engine.gen_throughput_max or np.inf,
+            "gen_ratio": recipe.gen_ratio,
+            "kept_share": engine.kept_share,
+            "train_time_intercept": engine.train_time_intercept,
+            "train_time_per_response": engine.train_time_per_response,
+            "overhead_time": engine.overhead_time,
+            "mode": engine.mode,
+        }
+        return None, stages, True
+    fit, absolute, source = _fit_system(nodes, plan, recipe)
+    if not fit.success:
+        warnings.append(f"step time: {fit.message}; until then r_q rests on a prior share of shared time")
+    else:
+        warnings.append(
+            f"nothing measured beyond a rollout batch of {fit.rollout_batch[-1]:g} responses shows a plateau of the "
+            f"throughput; r_q above it spans every plateau up to the affine law's; a few steps at "
+            f"{4 * fit.rollout_batch[-1]:g} would tell"
+        )
+    if fit.success and (fit.update_time_intercept < 0 or fit.update_time_slope <= 0):
+        shown = ", ".join(f"{t:.4g} at {r:g}" for r, t in zip(fit.rollout_batch, fit.step_time, strict=True))
+        warnings.append(
+            f"step times ({shown} responses) are no affine law with a shared and a per-response part: they rise faster "
+            "than in proportion, or fall; the forecast takes the nearest such law, so its r_q is not the measured one, "
+            "and a larger batch may be slower than it says; compare `batchsim measure`"
+        )
+    sources["step_time"] = source if fit.success else f"{source}, shared part prior"
+    tau0, tau1, q_max = draw_law(fit, draws=draws, rng=rng)
+    return fit, {"gen_time_intercept": tau0, "gen_time_slope": tau1, "gen_throughput_max": q_max}, absolute
+
+
+def _fit_system(nodes: dict[str, xr.Dataset], plan: Plan, recipe: Recipe) -> tuple[StepTimeFit, bool, str]:
+    timed = {k: ds for k, ds in nodes.items() if "step_seconds" in ds and ds["steady"].values.any()}
+    if timed:
+        steady = {k: ds["step_seconds"].values[ds["steady"].values] for k, ds in timed.items()}
+        batch = [np.full(v.size, timed[k].attrs["rollout_batch"], dtype=np.float64) for k, v in steady.items()]
+        label = [np.full(v.size, i) for i, v in enumerate(steady.values())]
+        fit = fit_step_time(np.concatenate(batch), np.concatenate(label), np.concatenate(list(steady.values())))
+        if fit.rollout_batch:
+            return fit, True, "measured"
+    observed = sorted(plan.engine.observed, key=lambda o: o.prompts)
+    in_seconds = bool(observed) and all(o.step_seconds is not None for o in observed)
+    r0 = float(recipe.rollout_batch)
+    rows: dict[float, tuple[float, float]] = {} if in_seconds else {r0: (r0, RELATIVE_REFERENCE_ERROR * r0)}
+    for o in observed:
+        r = float(o.prompts * recipe.group_size)
+        if r in rows and (in_seconds or r != r0 or o.throughput_ratio != 1):
+            raise InputError(
+                f"[[engine.observed]] states {o.prompts} prompts twice, or a ratio other than 1 for the reference",
+                where=plan.source or "plan",
+                remedy="state every batch once; the reference's ratio is 1 by definition",
+            )
+        # Relative times have the reference at one response per unit of time.
+        value = o.step_seconds if in_seconds else r / o.throughput_ratio if o.throughput_ratio else None
+        if value is None:
+            raise InputError(
+                "[[engine.observed]] mixes step_seconds and throughput_ratio",
+                where=plan.source or "plan",
+                remedy="state every pilot in one of the two",
+            )
+        rows[r] = (value, o.relative_error * value)
+    batches = sorted(rows)
+    fit = fit_means(batches, [rows[b][0] for b in batches], [rows[b][1] for b in batches], dof=STATED_DOF)
+    return fit, in_seconds, "given by the plan" if observed else "prior"
+
+
+def memory_limit(plan: Plan, recipe: Recipe) -> tuple[float, str]:
+    """Rollout batch at which concurrency is capped, and by what; infinite where nothing says."""
+    gpus = plan.gpu.generation_count or plan.gpu.count
+    if gpus is None:
+        return math.inf, ""
+    engine = plan.engine
+    concurrency, limit = concurrency_max(
+        gpus=gpus,
+        tensor_parallel=engine.tensor_parallel,
+        max_num_seqs=engine.max_num_seqs or math.inf,
+        memory=plan.gpu.memory,
+        memory_share=engine.memory_share,
+        weight_bytes=plan.model.weight_bytes,
+        kv_bytes_per_token=plan.model.kv_bytes_per_token,
+        context_length=plan.lengths.context_in_flight,
+    )
+    return concurrency * engine.kept_share / recipe.gen_ratio, limit
+
+
+def cap_stages(stages: dict[str, Any], limit: tuple[float, str], fit: StepTimeFit | None) -> dict[str, Any]:
+    """Stages whose generation plateau respects the concurrency limit."""
+    capacity = limit[0]
+    if math.isinf(capacity):
+        return stages
+    intercept, slope = stages["gen_time_intercept"], stages["gen_time_slope"]
+    # The fitted law counts kept responses; a stated law counts generated ones.
+    unit = 1.0 if fit is not None else float(stages["gen_ratio"] / stages["kept_share"])
+    plateau = capped_throughput(capacity * unit, gen_time_intercept=intercept, gen_time_slope=slope)
+    if fit is not None:
+        # What was measured is possible, whatever the estimate of memory says.
+        largest = fit.rollout_batch[-1]
+        plateau = np.maximum(plateau, largest / (intercept + slope * largest))
+    return {**stages, "gen_throughput_max": np.minimum(stages["gen_throughput_max"], plateau)}
