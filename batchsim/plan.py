@@ -30,7 +30,17 @@ from batchsim.specs.engine import Engine, ObservedThroughput
 from batchsim.specs.gpu import GPU
 from batchsim.specs.lengths import Lengths
 from batchsim.specs.model import Model
-from batchsim.specs.quantity import Count, Fraction, PenaltyShape, PositiveSeconds, Ratio, Responses, Score, Shape
+from batchsim.specs.quantity import (
+    Count,
+    Fraction,
+    PenaltyShape,
+    PositiveSeconds,
+    Ratio,
+    Responses,
+    Score,
+    Shape,
+    Share,
+)
 from batchsim.specs.recipe import Recipe
 
 _CONFIG = ConfigDict(extra="forbid")
@@ -126,6 +136,12 @@ class Learning:
         h_ratio: a value, or limits of a log-uniform.
     penalty_shape : float, tuple of float or None [1]
         p: -1 is the quadratic penalty; a value, or limits of a uniform.
+    kl_per_update, kl_max : float or None [1]
+        Trust region: KL of the reference's update, and the largest that training survives. Together they
+        put a ceiling on the rate.
+    few_updates : bool
+        Charge momentum's memory where few updates reach the target (`learning.mechanism`).
+    beta1 : float [1]
     observed : tuple of ObservedSampleCost
     """
 
@@ -134,9 +150,17 @@ class Learning:
     lr_fraction: Fraction | tuple[Fraction, Fraction] | None = None
     curvature_ratio: Ratio | tuple[Ratio, Ratio] | None = None
     penalty_shape: PenaltyShape | tuple[PenaltyShape, PenaltyShape] | None = None
+    kl_per_update: Ratio | None = None
+    kl_max: Ratio | None = None
+    few_updates: bool = False
+    beta1: Share = 0.9
     observed: tuple[ObservedSampleCost, ...] = ()
 
     def __post_init__(self) -> None:
+        if (self.kl_per_update is None) != (self.kl_max is None):
+            raise InputError("kl_per_update and kl_max make a trust region together; give both or neither")
+        if self.beta1 >= 1:
+            raise InputError(f"beta1 is {self.beta1:g}, outside (0, 1)")
         for name in ("noise_scale", "lr_fraction", "curvature_ratio", "penalty_shape"):
             value = getattr(self, name)
             if isinstance(value, tuple) and not value[0] < value[1]:

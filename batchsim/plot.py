@@ -89,7 +89,7 @@ def _draw_measured(ax: Axes, points: list[tuple[float, float, float, float]], la
 
 
 def plot_sample_cost(ds: xr.Dataset, ax: Axes | None = None) -> Axes:
-    """Draw r_N over the target, a line per arm of the reference's group size.
+    """Draw r_N over the target, a line per arm of the reference's group size; filled where the arm wins.
 
     Parameters
     ----------
@@ -120,6 +120,8 @@ def plot_sample_cost(ds: xr.Dataset, ax: Axes | None = None) -> Axes:
         style = "--" if rule[i] == "fixed" else "-"
         ax.plot(targets, middle, style, marker="o", ms=4, color=shade, label=f"B = {batch[i]:g}, {rule[i]}")
         ax.fill_between(targets, low, np.where(np.isfinite(high), high, middle), color=shade, alpha=0.12, lw=0)
+        undecided = ds["verdict"].values[:, i] != "wins"
+        ax.plot(targets[undecided], middle[undecided], "o", ms=4, color=shade, mfc="white")
     ax.axhline(1.0, color="0.6", lw=0.8, ls=":")
     ax.set_xlabel(f"target ({ds.attrs['metric']})")
     ax.set_ylabel(f"responses to target relative to B = {batch[reference]:g}")

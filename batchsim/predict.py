@@ -31,9 +31,10 @@ from batchsim.calibrate import Calibration, calibrate, law_error
 from batchsim.criterion import cost, gpu_hours, verdict
 from batchsim.errors import InputError
 from batchsim.learning.lr_rule import LRRule, rule_name
+from batchsim.learning.mechanism import few_updates_factor, trust_region_ceiling
 from batchsim.learning.sample_cost import critical_train_batch, rates_at, sample_cost_ratio
 from batchsim.measure import BOUNDS, LEVEL, RULE_TOLERANCE, measure, noise_scale_record
-from batchsim.plan import Plan
+from batchsim.plan import Learning, Plan
 from batchsim.recommend import Recommendation, recommend
 from batchsim.system.pipeline import critical_gen_batch, throughput
 from batchsim.variables import set_attrs
@@ -119,7 +120,7 @@ def predict(
     rule = lr_rule if lr_rule is not None else calibration.recipe.lr_rule
     planned = plan.recipe.batches if plan.recipe is not None else ()
     candidates = _candidates(calibration.recipe, batches or planned)
-    ds = _forecast(calibration, candidates, rule, level=level, seed=seed)
+    ds = _forecast(calibration, candidates, rule, plan.learning, level=level, seed=seed)
     gpus, price = _budget(plan, gpus, price)
     if gpus is not None:
         ds["gpu_hours"] = (("draw", "train_batch"), gpu_hours(seconds=ds["time_to_target"].values, gpus=gpus))
@@ -139,7 +140,14 @@ def predict(
         target, metric = measured.attrs["target"], measured.attrs["metric"]
     attrs |= {"target": target, "metric": metric, "measured": measured, "gpus": gpus, "price": price}
     attrs["calibrated_on"] = _train_batches(pilots)
-    attrs["warnings"] += _warnings(ds, calibration, attrs["lr_rule"], attrs["calibrated_on"], _train_batches(runs))
+    attrs["warnings"] += _warnings(
+        ds,
+        calibration,
+        attrs["lr_rule"],
+        attrs["calibrated_on"],
+        _train_batches(runs),
+        few_updates=plan.learning.few_updates,
+    )
     set_attrs(ds)
     ds.attrs = attrs
     return ds
@@ -205,13 +213,18 @@ def _candidates(recipe: Any, batches: Sequence[float]) -> Floats:
     return chosen
 
 
-def _forecast(calibration: Calibration, candidates: Floats, rule: LRRule, *, level: float, seed: int) -> xr.Dataset:
+def _forecast(
+    calibration: Calibration, candidates: Floats, rule: LRRule, learning: Learning, *, level: float, seed: int
+) -> xr.Dataset:
     """r_N, q and T over (draw, train_batch)."""
     recipe = calibration.recipe
     draws = calibration.noise_scale.size
     ceiling = math.inf
     if recipe.max_learning_rate and recipe.learning_rate:
         ceiling = recipe.max_learning_rate / recipe.learning_rate
+    if learning.kl_max is not None and learning.kl_per_update is not None:
+        region = trust_region_ceiling(kl_max=learning.kl_max, kl_reference=learning.kl_per_update)
+        ceiling = min(ceiling, float(region))
     law: dict[str, Any] = {
         "reference_batch": float(recipe.train_batch),
         "lr_rule": rule,
@@ -226,6 +239,8 @@ def _forecast(calibration: Calibration, candidates: Floats, rule: LRRule, *, lev
     bend = np.exp(np.hypot(law_error(candidates, calibration.measured_batches), misfit) * z)
     r_n = sample_cost_ratio(candidates, noise_scale=calibration.noise_scale[:, None], **column, **law) * bend
     floor = sample_cost_ratio(candidates, noise_scale=INFINITE_NOISE, **column, **law) * bend
+    memory = _few_updates(calibration, learning, candidates, r_n)
+    r_n, floor = r_n * memory, floor * memory
     rates = rates_at(candidates, noise_scale=calibration.noise_scale[:, None], **column, **law)
     scale = recipe.updates_per_rollout / recipe.epochs
     rollout = candidates * scale
@@ -269,6 +284,17 @@ def _forecast(calibration: Calibration, candidates: Floats, rule: LRRule, *, lev
         "critical_gen_batch": ("draw", _critical_gen_batch(calibration)),
     }
     return xr.Dataset(data, coords={"train_batch": candidates, "bound": list(BOUNDS)})
+
+
+def _few_updates(calibration: Calibration, learning: Learning, candidates: Floats, r_n: Floats) -> Floats:
+    """Factor on r_N for momentum's memory, where the plan asks for it and N* of the reference is known."""
+    n0 = calibration.responses_to_target
+    if not learning.few_updates or n0 is None:
+        return np.ones_like(r_n)
+    epochs = calibration.recipe.epochs
+    reference = epochs * n0[:, None] / calibration.recipe.train_batch
+    updates = epochs * n0[:, None] * r_n / candidates
+    return few_updates_factor(updates, reference_updates=reference, beta1=learning.beta1)
 
 
 def _absolute(calibration: Calibration, r_n: Floats, q: Floats, ratio: Floats) -> tuple[Floats, Floats]:
@@ -372,7 +398,13 @@ def _attributes(
 
 
 def _warnings(
-    ds: xr.Dataset, calibration: Calibration, rule: str, calibrated_on: list[float], measured: list[float]
+    ds: xr.Dataset,
+    calibration: Calibration,
+    rule: str,
+    calibrated_on: list[float],
+    measured: list[float],
+    *,
+    few_updates: bool,
 ) -> list[str]:
     said = []
     if calibration.responses_to_target is None and calibration.time_to_target is None:
@@ -393,6 +425,8 @@ def _warnings(
         )
         said.append(f"training diverges in a share of the draws: {shown}; a lower learning rate there would not")
     said += _contradiction(calibration)
+    if few_updates and calibration.responses_to_target is None:
+        said.append("few_updates needs N* of the reference, which is not known: its cost is left out")
     if calibration.open_above:
         low = min((e.low for e in calibration.noise_scales if e.low > 0), default=0.0)
         bound = f"at least {low:,.0f} responses" if low > 0 else "nor a lower one"

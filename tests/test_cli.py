@@ -834,9 +834,8 @@ def test_a_process_reports_its_status() -> None:
 
 def test_measure_reads_the_logs_target_and_columns_of_a_plan(cli: Cli, tmp_path: Path) -> None:
     run = Invented(run="small", prompts=16, responses_to_target=3000)
-    text = write_runs(tmp_path, run).read_text().replace("score", "accuracy", 1)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "mine.csv").write_text(text)
+    (table,) = write_runs(tmp_path / "runs", run).glob("*.csv")
+    table.write_text(table.read_text().replace("score", "accuracy", 1))
     plan = tmp_path / "plan.toml"
     plan.write_text('[target]\nscore = 0.5\n[logs]\npaths = ["runs/*.csv"]\ncolumns = { score = "accuracy" }\n')
     status, out, err = cli("measure", plan, "--json")

@@ -826,3 +826,30 @@ def test_nothing_at_all_is_an_error() -> None:
 
 def test_calibration_is_a_frozen_record() -> None:
     assert Calibration.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+# -- mechanisms that a plan switches on -------------------------------------------------------------
+
+
+def test_a_trust_region_is_a_ceiling_on_the_rate() -> None:
+    rate = "[learning]\nlr_fraction = 0.01\n"
+    ceiling = "kl_per_update = 1e-4\nkl_max = 4e-4\n"
+    free, capped = (predict(plan_of(BARE + rate + text), draws=100) for text in ("", ceiling))
+    x = free["train_batch"].values / free.attrs["reference_batch"]
+    s = capped["learning_rate_ratio"].values[0]
+    np.testing.assert_allclose(s, np.minimum(np.sqrt(x), 2.0))
+    larger = x > 4
+    assert (capped["sample_cost_ratio"].values[:, larger] > free["sample_cost_ratio"].values[:, larger]).all()
+
+
+def test_few_updates_cost_what_momentum_remembers() -> None:
+    known = "[target]\nresponses_to_target = 40_000\n"
+    texts = [BARE + known + f"[learning]\nfew_updates = {on}\n" for on in ("false", "true")]
+    law, charged = (predict(plan_of(text), draws=100) for text in texts)
+    x = law["train_batch"].values
+    memory = 0.35 * 9
+    before = law["sample_cost_ratio"].values
+    s0, s = 40_000 / law.attrs["reference_batch"], 40_000 * before / x
+    np.testing.assert_allclose(charged["sample_cost_ratio"].values, before * (1 + memory / s) / (1 + memory / s0))
+    unknown = predict(plan_of(BARE + "[learning]\nfew_updates = true\n"), draws=100)
+    assert any("few_updates needs N*" in w for w in unknown.attrs["warnings"])

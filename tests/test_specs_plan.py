@@ -80,11 +80,14 @@ def learnings(draw: st.DrawFn) -> Learning:
     def interval(low: float, high: float) -> st.SearchStrategy[tuple[float, ...]]:
         return st.lists(st.floats(low, high), min_size=2, max_size=2, unique=True).map(lambda v: tuple(sorted(v)))
 
-    free = fields(Learning)
+    free, limited = fields(Learning), draw(st.sampled_from([None, True]))
     free["noise_scale"] = st.one_of(st.none(), st.floats(1, 1e6), interval(1, 1e6))
     free["lr_fraction"] = st.one_of(st.none(), st.floats(0, 1.9), interval(0, 1.9))
     free["curvature_ratio"] = st.one_of(st.none(), st.floats(1e-3, 1e6), interval(1e-3, 1e6))
     free["penalty_shape"] = st.one_of(st.none(), st.floats(-1, 0.9), interval(-1, 0.9))
+    free["beta1"] = st.floats(1e-6, 0.99)
+    for key in ("kl_per_update", "kl_max"):  # one needs the other
+        free[key] = st.just(None) if limited is None else st.floats(1e-6, 1)
     seen = fields(ObservedSampleCost) | {"updates_ratio": interval(0.1, 10)}
     free["observed"] = st.lists(st.builds(ObservedSampleCost, **seen), max_size=3).map(tuple)
     return draw(st.builds(Learning, **free))
