@@ -115,7 +115,7 @@ def learning_rate_ratio(
 
 
 def _tuned(c0: NDArray[np.float64], rk: NDArray[np.float64], hr: NDArray[np.float64]) -> NDArray[np.float64]:
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):  # c0 = 0 has no best rate: infinity
         return np.asarray(1 / (c0 * rk * hr))
 
 
@@ -137,7 +137,7 @@ def _invariant(
         middle = (low + high) / 2
         below = middle * np.exp(log_progress_factor(middle, penalty_shape=shape)) < wanted
         low, high = np.where(below, middle, low), np.where(below, high, middle)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         solved = high / (c0 * rk * hr)
     # As c_0 -> 0 the rate tends to x rk, and a bisection of rounding errors does not.
     return np.where(c0 < 1e-9, x * rk, np.where(attainable, solved, _tuned(c0, rk, hr)))
