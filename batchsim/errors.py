@@ -36,5 +36,6 @@ class InputError(Exception):
 def nearest(word: str, known: Iterable[str]) -> str:
     """Sentence that names the known word closest to `word`, or lists them all."""
     names = sorted(known)
-    close = get_close_matches(word, names, n=1, cutoff=0.5)
+    # A known name with something added is nearer than one that shares the addition: prompts_per_rollout means prompts.
+    close = [n for n in names if word.startswith(f"{n}_")] or get_close_matches(word, names, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"

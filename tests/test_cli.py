@@ -613,6 +613,7 @@ def test_a_plan_given_to_measure_is_pointed_to_predict(refused: Callable[..., st
         ("[recipe\nprompts = 1", "not TOML"),
         ("hello there", "not TOML"),
         ("[recipe]\nprompt = 32\ngroup_size = 8\n", "[recipe]: unknown key 'prompt'; did you mean 'prompts'?"),
+        ("[recipe]\nprompts_per_rollout = 32\n", "unknown key 'prompts_per_rollout'; did you mean 'prompts'?"),
         (PLAN + "[learnin]\nnoise_scale = 1\n", "unknown key 'learnin'; did you mean 'learning'?"),
         (PLAN + "[[engine.observed]]\nprompt = 3\n", "unknown key 'prompt'; did you mean 'prompts'?"),
         ("recipe = 3\n", "'recipe' is a section, not a value; write [recipe]"),
