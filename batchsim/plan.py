@@ -227,8 +227,6 @@ class Plan:
             said += [f"[{section}] {key} {needs}" for section, key in self._given(WITH_STAGES)]
         elif self.engine.observed or with_logs:
             said.append("[engine] gen_time_slope states the stage law: step times of pilots and logs are not used")
-        elif self.engine.observed and with_logs:
-            said.append("[[engine.observed]] is not used: the logs hold step times")
         if self.gpu.count is None and self.gpu.generation_count is None:
             said += [f"[{section}] {key} needs [gpu] count, and is not used" for section, key in self._given(WITH_GPUS)]
         return said

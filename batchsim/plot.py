@@ -25,6 +25,15 @@ PREDICTED = "#1f5fa8"
 MEASURED = "#d1661f"
 
 
+def _axes(ax: Axes | None) -> Axes:
+    """The given axes, or those of a new figure."""
+    if ax is not None:
+        return ax
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(6.4, 4.2), layout="constrained").subplots()
+
+
 def plot_time_to_target(
     ds: xr.Dataset, measured: Sequence[tuple[float, float, float, float]] | None = None, ax: Axes | None = None
 ) -> Axes:
@@ -43,10 +52,7 @@ def plot_time_to_target(
     -------
     matplotlib.axes.Axes
     """
-    if ax is None:
-        from matplotlib.figure import Figure
-
-        ax = Figure(figsize=(6.4, 4.2), layout="constrained").subplots()
+    ax = _axes(ax)
     batches = ds["train_batch"].values
     tail = (1 - ds.attrs["level"]) / 2
     low, middle, high = np.quantile(ds["time_ratio"].values, [tail, 0.5, 1 - tail], axis=0, method="nearest")
@@ -102,10 +108,7 @@ def plot_sample_cost(ds: xr.Dataset, ax: Axes | None = None) -> Axes:
     -------
     matplotlib.axes.Axes
     """
-    if ax is None:
-        from matplotlib.figure import Figure
-
-        ax = Figure(figsize=(6.4, 4.2), layout="constrained").subplots()
+    ax = _axes(ax)
     from matplotlib import colormaps
 
     targets, reference = ds["target"].values, ds.attrs["reference"]
@@ -143,10 +146,7 @@ def plot_validation(result: dict[str, Any], ax: Axes | None = None) -> Axes:
     -------
     matplotlib.axes.Axes
     """
-    if ax is None:
-        from matplotlib.figure import Figure
-
-        ax = Figure(figsize=(6.4, 4.2), layout="constrained").subplots()
+    ax = _axes(ax)
     from matplotlib import colormaps
 
     rules = ("fixed", "sqrt", "tuned")

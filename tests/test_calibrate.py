@@ -176,6 +176,15 @@ class TestGiven:
         assert np.std(np.log(ratio)) == pytest.approx(0.02, rel=0.1)
         assert not c.absolute
 
+    def test_step_times_of_logs_replace_stated_ones_and_that_is_said(self) -> None:
+        stated = plan(engine={"observed": [{"prompts": 128, "throughput_ratio": 1.9}]})
+        runs = sweep(noise_scale=2000, snr_shape=math.inf, lr_fraction=0.2)
+        with_logs, alone = calibrate(runs, stated, target=TARGET, draws=50), calibrate(None, stated, draws=50)
+        assert with_logs.sources["step_time"] == "measured"
+        said = "[[engine.observed]] is not used: the logs hold step times"
+        assert said in with_logs.warnings
+        assert said not in alone.warnings
+
 
 class TestPrior:
     prior = calibrate(None, plan(), draws=PRIOR_DRAWS, seed=2)

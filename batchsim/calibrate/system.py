@@ -22,6 +22,8 @@ from batchsim.system.step_time import StepTimeFit, draw_law, fit_means, fit_step
 
 RELATIVE_REFERENCE_ERROR = 1e-3
 """Relative error of the reference's own time where only ratios to it are stated: ratios carry the error."""
+MEASURED = "measured"
+"""Source of a law that steady step times of logs gave."""
 STATED_DOF = 30.0
 """Degrees of freedom of errors that a plan states: near normal."""
 
@@ -53,6 +55,8 @@ def system_stages(
         }
         return None, stages, True
     fit, absolute, source = _fit_system(nodes, plan, recipe)
+    if engine.observed and source == MEASURED:
+        warnings.append("[[engine.observed]] is not used: the logs hold step times")
     if not fit.success:
         warnings.append(f"step time: {fit.message}; until then r_q rests on a prior share of shared time")
     else:
@@ -81,7 +85,7 @@ def _fit_system(nodes: dict[str, xr.Dataset], plan: Plan, recipe: Recipe) -> tup
         label = [np.full(v.size, i) for i, v in enumerate(steady.values())]
         fit = fit_step_time(np.concatenate(batch), np.concatenate(label), np.concatenate(list(steady.values())))
         if fit.rollout_batch:
-            return fit, True, "measured"
+            return fit, True, MEASURED
     observed = sorted(plan.engine.observed, key=lambda o: o.prompts)
     in_seconds = bool(observed) and all(o.step_seconds is not None for o in observed)
     r0 = float(recipe.rollout_batch)

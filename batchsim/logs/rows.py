@@ -7,6 +7,7 @@ what a restart leaves is decided once.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from itertools import takewhile
 from typing import Generic, TypeVar
@@ -47,7 +48,7 @@ def _repeats(row: Mapping[str, float], values: Mapping[str, float]) -> bool:
     )
 
 
-class Rows(Generic[Row]):
+class Rows(ABC, Generic[Row]):
     """Rows by step number, in the order of the log; a step that comes again replaces what it repeats.
 
     Two lines of one step with different keys are one row written in two parts. The newest line once
@@ -77,9 +78,9 @@ class Rows(Generic[Row]):
         if self.restarts <= MOST_RESTARTS:
             self._told.append(text)
 
+    @abstractmethod
     def joined(self, row: Row, values: Row) -> Row:
         """One row of two parts."""
-        raise NotImplementedError
 
     def add(self, step: int, values: Row, *, where: str) -> list[int]:
         """Add a line; the steps that it made obsolete."""
