@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from batchsim.errors import InputError
@@ -98,16 +98,6 @@ _KEYS = {
         epochs=_ACTOR + "ppo_epochs",
         counts_prompts=True,
     ),
-    "verl_async": _Keys(
-        title="verl (fully asynchronous)",
-        prompts="",
-        group_size="actor_rollout_ref.rollout.n",
-        mini_batch=_ACTOR + "ppo_mini_batch_size",
-        learning_rate=_ACTOR + "optim.lr",
-        epochs=_ACTOR + "ppo_epochs",
-        counts_prompts=True,
-        remark="# trigger_parameter_sync_step and require_batches stay as they were; data.train_batch_size stays 0",
-    ),
     "mlperf": _Keys(
         title="NeMo-RL (MLPerf)",
         prompts="grpo.num_prompts_per_step",
@@ -133,6 +123,12 @@ _KEYS = {
         option="--{key} {value}",
     ),
 }
+_KEYS["verl_async"] = replace(
+    _KEYS["verl"],
+    title="verl (fully asynchronous)",
+    prompts="",
+    remark="# trigger_parameter_sync_step and require_batches stay as they were; data.train_batch_size stays 0",
+)
 _KEYS["nemo_rl"] = _KEYS["mlperf"]
 _TITLES = {**{name: keys.title for name, keys in _KEYS.items()}, "nemo_rl": "NeMo-RL", "trl": "TRL"}
 NO_RATE = "# the learning rate is not known: keep the rate of the reference"
