@@ -18,8 +18,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from batchsim.cli.explain import explain
+from batchsim.cli.gpus import gpus
 from batchsim.cli.init import init
 from batchsim.cli.measure import measure
+from batchsim.cli.models import models
 from batchsim.cli.predict import predict
 from batchsim.cli.validate import validate
 from batchsim.errors import InputError
@@ -38,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (init, explain, measure, predict, validate):
+for verb in (init, explain, measure, predict, validate, gpus, models):
     app.command()(verb)
 
 
