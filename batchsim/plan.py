@@ -45,7 +45,18 @@ from batchsim.specs.recipe import Recipe
 
 _CONFIG = ConfigDict(extra="forbid")
 
-UNUSED = {("gpu", "memory_bandwidth"), ("gpu", "peak_flops")}
+UNUSED = {
+    ("gpu", name)
+    for name in (
+        "memory_bandwidth",
+        "peak_flops",
+        "fp8_flops",
+        "fp4_flops",
+        "link_bandwidth",
+        "node_size",
+        "host_bandwidth",
+    )
+}
 """Keys that are read and checked but that no computation uses yet."""
 WITH_STAGES = {
     ("engine", name)
@@ -64,6 +75,7 @@ WITH_GPUS = {
     ("engine", "tensor_parallel"),
     ("engine", "memory_share"),
     ("gpu", "memory"),
+    ("gpu", "driver_memory"),
     ("gpu", "price"),
     ("model", "weight_bytes"),
     ("model", "kv_bytes_per_token"),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from batchsim.errors import InputError
 from batchsim.predict import matching_arms
 
 if TYPE_CHECKING:
@@ -162,6 +163,94 @@ def plot_validation(result: dict[str, Any], ax: Axes | None = None) -> Axes:
     ax.set_ylim(len(sets) - 0.5, -0.5)
     ax.set_xlabel("log(predicted/measured) of N* at the largest batch, left out")
     ax.legend(frameon=False, fontsize=7)
+    return ax
+
+
+def plot_predicted_measured(result: dict[str, Any], ax: Axes | None = None) -> Axes:
+    """Draw predicted over measured against measured, one mark per scored row.
+
+    Parameters
+    ----------
+    result : dict
+        From `validate.serving.validate_serving` or `validate.kernels.validate_kernels`; of several splits the first.
+    ax : matplotlib.axes.Axes or None
+        A new figure's if None.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    InputError
+        If no row was scored.
+    """
+    if not result["rows"]:
+        raise InputError("no row was scored, so there is nothing to plot", remedy="give --data")
+    ax = _axes(ax)
+    rows, split = result["rows"], ""
+    if result["name"] == "serving":
+        split = rows[0]["claim"].split(":")[0]
+        rows = [r for r in rows if r["claim"].startswith(f"{split}:")]
+    measured = np.array([r["measured"] for r in rows])
+    for name, mark, shade in (("peer", "x", "0.6"), ("predicted", "o", PREDICTED)):
+        value = np.array([np.nan if r[name] is None else r[name] for r in rows])
+        label = result["overall"]["peer"] if name == "peer" else "batchsim"
+        ax.plot(1e3 * measured, value / measured, mark, ms=3, color=shade, label=label, alpha=0.7, mew=0.8, lw=0)
+    ax.axhline(1.0, color="0.3", lw=0.8)
+    ax.set_xscale("log")
+    ax.set_yscale("log", base=2)
+    ax.set_xlabel("measured time per output token (ms)" if result["name"] == "serving" else "measured time (ms)")
+    ax.set_ylabel("predicted / measured")
+    ax.set_title(split, fontsize=9)
+    ax.legend(frameon=False, fontsize=7)
+    return ax
+
+
+def plot_decode(ds: xr.Dataset, ax: Axes | None = None) -> Axes:
+    """Draw the parts of a decode step over the batch, stacked, with the limit of the KV cache.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        From `system.roofline.decode_time`; `attrs["concurrency_max"]` marks what fits, if it is there.
+    ax : matplotlib.axes.Axes or None
+        A new figure's if None.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    from matplotlib import colormaps
+
+    from batchsim.system.roofline import BINDS, PARTS
+
+    ax = _axes(ax)
+    n = ds["concurrency"].values
+    shades = colormaps["cividis"](np.linspace(0.05, 0.95, len(PARTS)))
+    ax.stackplot(
+        n, *(1e3 * ds[name].values for name in PARTS), labels=[BINDS[name] for name in PARTS], colors=shades, lw=0
+    )
+    limit = ds.attrs.get("concurrency_max")
+    if limit is not None and n[0] <= limit < n[-1]:
+        ax.axvline(limit, color="0.2", lw=1, ls="--")
+        ax.annotate(
+            f"KV cache holds {limit:g}",
+            (limit, 0.97),
+            xycoords=("data", "axes fraction"),
+            rotation=90,
+            va="top",
+            ha="right",
+            fontsize=7,
+        )
+    if n.size > 1:
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.set_xlim(n[0], n[-1])
+    ax.set_xlabel("sequences that decode at the same time")
+    ax.set_ylabel("time of a decode step (ms)")
+    ax.set_title(ds.attrs["deployment"], fontsize=8)
+    ax.legend(frameon=False, fontsize=7, loc="upper left", reverse=True)
     return ax
 
 

@@ -413,3 +413,88 @@ class Twin:
         for replica in self.replicas:
             replica.signal, replica.pause, replica.recompute, replica.next_version = kind, pause, recompute, version
             self.wake(replica, time)
+
+    # -- controllers ----------------------------------------------------------------------------------
+
+    def in_order_of_completion(self) -> list[int]:
+        return sorted((g for g in self.done_at if self.kept[g]), key=lambda g: (self.done_at[g], g))
+
+    def collect(self, *, prompts: int | None, launch: int | None, refill: str) -> float:
+        """One rollout step; leaves every replica at the boundary where it stopped."""
+        first = self.groups if launch is None else launch
+        self.launch_max, self.replace = first, refill == "continuous"
+        wanted = math.inf if prompts is None else prompts
+        if refill != "rounds":
+            self.target = wanted
+        while self.run() == "rest" and self.count(True) < wanted < math.inf:
+            assert refill == "rounds", "too few groups"
+            self.launch_max += first
+            self.look = True
+        time, self.launch_max = self.now, 0
+        self.halt(version=0, recompute=False)
+        return time
+
+    def halt(self, *, version: int, recompute: bool) -> None:
+        """Let every replica finish its step and stop there."""
+        self.target = math.inf
+        self.signal(self.now, "stop", version=version, recompute=recompute)
+        while self.run() != "stopped":
+            pass
+
+    def pipeline(
+        self,
+        *,
+        updates: int,
+        prompts: int,
+        ahead: int,
+        in_flight_max: int | None,
+        max_staleness: int | None,
+        colocated: bool,
+        update_seconds: float,
+        sync_seconds: float,
+        recompute: bool,
+    ) -> list[tuple[float, float, float]]:
+        """Times (ready, taken, resumed) of every update."""
+        self.replace = True
+        self.in_flight_max = math.inf if in_flight_max is None else in_flight_max
+        begun = version = 0
+        arrival = math.inf
+        times = []
+
+        def gate() -> float:
+            stale = math.inf if max_staleness is None else (version + 1 + max_staleness) * prompts
+            return min(begun * prompts + ahead, stale)
+
+        self.launch_max = gate()
+        for update in range(updates):
+            self.target = (update + 1) * prompts
+            ready = taken = None
+            while taken is None:
+                why = self.run(arrival)
+                if why == "target":
+                    ready = self.now
+                    self.target = math.inf
+                    if arrival == math.inf:
+                        taken = ready
+                else:
+                    assert arrival < math.inf, "stuck"
+                    version += 1
+                    self.signal(arrival, "weights", version=version, pause=sync_seconds, recompute=recompute)
+                    self.now, self.look, self.launch_max = max(self.now, arrival), True, gate()
+                    if ready is not None:
+                        taken = arrival
+                    arrival = math.inf
+            begun = update + 1
+            if colocated:
+                version += 1
+                self.halt(version=version, recompute=recompute)
+                resumed = max(r.clock for r in self.replicas) + update_seconds
+                for replica in self.replicas:
+                    replica.stopped, replica.clock = False, resumed
+                self.now, self.look, self.launch_max = max(self.now, resumed), True, gate()
+            else:
+                arrival = resumed = taken + update_seconds
+                self.now, self.look, self.launch_max = max(self.now, taken), True, gate()
+            assert ready is not None
+            times.append((ready, taken, resumed))
+        return times

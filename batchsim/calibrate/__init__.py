@@ -188,7 +188,7 @@ def calibrate(
         plan.learning, recipe, evidence, arms, draws=draws, rng=rng, warnings=warnings
     )
     fit, stages, absolute = system_stages(nodes, plan, recipe, draws=draws, rng=rng, sources=sources, warnings=warnings)
-    limit = memory_limit(plan, recipe)
+    limit = memory_limit(plan, recipe, warnings)
     stages = cap_stages(stages, limit, fit)
     n0 = np.exp(log_n0) if log_n0 is not None else None
     if plan.target.responses_to_target is not None:

@@ -15,6 +15,9 @@ import xarray as xr
 
 from batchsim.errors import InputError
 from batchsim.plan import Plan
+from batchsim.specs.counts import kv_bytes_per_token, weight_bytes
+from batchsim.specs.gpus import find_gpu
+from batchsim.specs.models import find_model
 from batchsim.specs.recipe import Recipe
 from batchsim.system.memory import concurrency_max
 from batchsim.system.pipeline import capped_throughput
@@ -112,23 +115,55 @@ def _fit_system(nodes: dict[str, xr.Dataset], plan: Plan, recipe: Recipe) -> tup
     return fit, in_seconds, "given by the plan" if observed else "prior"
 
 
-def memory_limit(plan: Plan, recipe: Recipe) -> tuple[float, str]:
-    """Rollout batch at which concurrency is capped, and by what; infinite where nothing says."""
+def memory_limit(plan: Plan, recipe: Recipe, warnings: list[str]) -> tuple[float, str]:
+    """Rollout batch at which concurrency is capped, and by what; infinite where nothing says.
+
+    Memory, weights and cache that the plan does not state are those of the catalogues, if they hold the names.
+    """
     gpus = plan.gpu.generation_count or plan.gpu.count
     if gpus is None:
         return math.inf, ""
     engine = plan.engine
+    memory, (weights, per_token) = _memory(plan, warnings), _model_bytes(plan, warnings)
     concurrency, limit = concurrency_max(
         gpus=gpus,
         tensor_parallel=engine.tensor_parallel,
         max_num_seqs=engine.max_num_seqs or math.inf,
-        memory=plan.gpu.memory,
+        memory=memory,
         memory_share=engine.memory_share,
-        weight_bytes=plan.model.weight_bytes,
-        kv_bytes_per_token=plan.model.kv_bytes_per_token,
+        weight_bytes=weights,
+        kv_bytes_per_token=per_token,
         context_length=plan.lengths.context_in_flight,
     )
     return concurrency * engine.kept_share / recipe.gen_ratio, limit
+
+
+def _memory(plan: Plan, warnings: list[str]) -> float | None:
+    """Memory of one GPU [B]: the plan's, or the catalogue's."""
+    if plan.gpu.usable_memory is not None or not plan.gpu.name:
+        return plan.gpu.usable_memory
+    try:
+        found = find_gpu(plan.gpu.name)
+    except InputError as error:
+        warnings.append(f"[gpu] {error}")
+        return None
+    return found.usable_memory
+
+
+def _model_bytes(plan: Plan, warnings: list[str]) -> tuple[float | None, float | None]:
+    """Bytes of the weights [B] and of a token in the cache of a replica [B/token]: the plan's, or the catalogue's."""
+    own = plan.model.weight_bytes, plan.model.kv_bytes_per_token
+    if None not in own or not plan.model.name:
+        return own
+    try:
+        model = find_model(plan.model.name)
+    except InputError as error:
+        warnings.append(f"[model] {error}")
+        return own
+    # Heads that several GPUs hold, and a latent that all of them do, are stored more than once.
+    ranks = plan.engine.tensor_parallel
+    cached = ranks * kv_bytes_per_token(model, 16, ranks)
+    return own[0] or weight_bytes(model), own[1] or cached or None
 
 
 def cap_stages(stages: dict[str, Any], limit: tuple[float, str], fit: StepTimeFit | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from batchsim.cli.decode import decode
 from batchsim.cli.explain import explain
 from batchsim.cli.gpus import gpus
 from batchsim.cli.init import init
@@ -40,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (init, explain, measure, predict, validate, gpus, models):
+for verb in (init, explain, measure, predict, decode, validate, gpus, models):
     app.command()(verb)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -147,3 +148,16 @@ def load_runs(paths: list[str], given: dict[str, Any]) -> xr.DataTree:
     from batchsim.logs import read_logs
 
     return read_logs(paths, **{k: v for k, v in given.items() if v is not None})
+
+
+@contextmanager
+def stages(title: str) -> Iterator[Callable[[str], object]]:
+    """A line on standard error that names the stage of long work, where a person watches; silent elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda stage: None
+        return
+    with console.status(title) as status:
+        yield lambda stage: status.update(f"{title}: {stage}")

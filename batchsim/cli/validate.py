@@ -15,14 +15,23 @@ if TYPE_CHECKING:
 
     from batchsim.cli.table import Cell
 
-CLAIMS = ("samples",)
+CLAIMS = {
+    "samples": "the learning law against published runs",
+    "serving": "time per output token against measured serving, by GPUs and models left out",
+    "kernels": "kernel laws against tables they were not fitted to",
+}
 
 
 def validate(
-    claim: Annotated[str, typer.Argument(help="samples: the learning law against published runs.", metavar="CLAIM")],
+    claim: Annotated[
+        str, typer.Argument(help="; ".join(f"{name}: {what}" for name, what in CLAIMS.items()) + ".", metavar="CLAIM")
+    ],
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder of measured data [default: ../shared/data where it exists].", metavar="FOLDER"),
+        typer.Option(
+            help="Folder of measured data [default: $BATCHSIM_DATA, else ../shared/data where it exists].",
+            metavar="FOLDER",
+        ),
     ] = None,
     seed: opt.Seed = 0,
     plot: Annotated[Path | None, typer.Option(help="Write the plot of errors per set (png, pdf, svg).")] = None,
@@ -35,18 +44,37 @@ def validate(
     if claim not in CLAIMS:
         raise InputError(f"no validation of '{claim}'", remedy=nearest(claim, CLAIMS))
     from batchsim.cli import answer
-    from batchsim.validate.samples import validate_samples
 
     opt.check_plot(plot)
-    result = validate_samples(data, seed=seed)
+    result = _validated(claim, data, seed)
     if plot is not None:
-        from batchsim.plot import plot_validation
+        from batchsim import plot as draw
 
-        opt.save_plot(plot, lambda ax: plot_validation(result, ax=ax))
+        picture = draw.plot_validation if claim == "samples" else draw.plot_predicted_measured
+        opt.save_plot(plot, lambda ax: picture(result, ax=ax))
     if json:
         answer.write(result)
-    else:
+    elif claim == "samples":
         print_samples(result)
+    else:
+        from batchsim.cli.validation_tables import print_slices
+
+        print_slices(result)
+
+
+def _validated(claim: str, data: Path | None, seed: int) -> dict[str, Any]:
+    if claim == "samples":
+        from batchsim.validate.samples import validate_samples
+
+        return validate_samples(data, seed=seed)
+    with opt.stages(f"validate {claim}") as stage:
+        if claim == "serving":
+            from batchsim.validate.serving import validate_serving
+
+            return validate_serving(data, progress=stage)
+        from batchsim.validate.kernels import validate_kernels
+
+        return validate_kernels(data, progress=stage)
 
 
 def print_samples(result: dict[str, Any]) -> None:

@@ -121,7 +121,10 @@ class Attention:
     cache_elements : int
         Elements kept per token and layer, over all heads.
     context_flops : float [FLOP]
-        Per query token and per token of context, over all heads: 2 heads (key + value width).
+        Per query token and per token of context when decoding, over all heads: 2 heads (key + value width); of a
+        latent its absorbed form, which multiplies with the latent itself.
+    prefill_flops : float or None [FLOP]
+        The same when prefilling, where a latent is expanded to keys and values; as `context_flops` if None.
     window : int or None [tokens]
         Most tokens of context that a query reads, None for all; a sliding window also keeps no more.
     keeps_window : bool
@@ -140,6 +143,7 @@ class Attention:
     kv_heads: int
     cache_elements: int
     context_flops: float
+    prefill_flops: float | None = None
     window: int | None = None
     keeps_window: bool = True
     latent: bool = False

@@ -5,10 +5,12 @@ Per GPU, on tables of measured kernels (log errors, soft-L1 loss, shares at most
     gemm        t = latency + |reads/(share BW), FLOPs/(share F)|_4                bf16
                 fp8: its tables were run without CUDA graphs, so t = max(launch, ...), and only the share of the peak
                 is kept
-    attention   t = latency + n t_sequence + cache bytes/(share BW)                rows that fit twice into the L2 cache but
-                are not latency-bound are left out: the benchmark reads them from L2, a model with many layers cannot
-    experts     t = latency + |touched bytes/(share BW), FLOPs/(share F)|_2        touched: k n for the balanced tables,
-                a power law of popularity for the others, whose exponent is fitted and reported
+    attention   t = latency + n t_sequence + cache bytes/(share BW)
+                rows that fit twice into the L2 cache but are not latency-bound are left out: the benchmark reads them
+                from L2, a model with many layers cannot
+    experts     t = latency + |touched bytes/(share BW), FLOPs/(share F)|_2
+                touched: k n for the balanced tables, a power law of popularity for the others, whose exponent is
+                fitted and reported
     all-reduce  t = latency + 2 (n-1)/n bytes/(share link)                         rows captured in a CUDA graph
 
 Per engine, on serving rows (`system.serving`): `Overhead`, all rows together and once more without each GPU, so that a
@@ -104,12 +106,16 @@ def both(read: Array, work: Array, overlap: float) -> Array:
 def fit_log(
     model: Callable[[Array], Array], measured: Array, start: list[float], *, shares: list[int], floor: list[float]
 ) -> Array:
-    """Positive parameters of least soft-L1 log error; those of `shares` stay at most 1, the first ones above a floor."""
+    """Positive parameters of least soft-L1 log error: those of `shares` at most 1, the first ones above a floor."""
     low, high = np.full(len(start), -np.inf), np.full(len(start), np.inf)
     low[: len(floor)] = np.log(floor)
     high[shares] = 0.0
+
+    def error(z: Array) -> Array:
+        return np.asarray(np.log(model(np.exp(z)) / measured))
+
     found = least_squares(
-        lambda z: np.log(model(np.exp(z)) / measured),
+        error,
         np.clip(np.log(start), low + 1e-3, high - 1e-3),
         bounds=(low, high),
         loss="soft_l1",
@@ -136,7 +142,7 @@ def fit_gemm(table: Table, gpu: GPU) -> tuple[dict[str, float], dict[str, Any]]:
     reads, work, t = parts(select(table, table["gemm_dtype"] == "bfloat16"), 2, flops)
 
     def model(p: Array) -> Array:
-        return p[0] + both(reads / p[1], work / p[2], PRODUCT_OVERLAP)
+        return np.asarray(p[0] + both(reads / p[1], work / p[2], PRODUCT_OVERLAP))
 
     p = fit_log(model, t, [4e-6, 0.8, 0.8], shares=[1, 2], floor=[SHORTEST])
     values = {"gemm_latency": p[0], "gemm_bandwidth_share": p[1], "gemm_compute_share": p[2]}
@@ -146,7 +152,7 @@ def fit_gemm(table: Table, gpu: GPU) -> tuple[dict[str, float], dict[str, Any]]:
         reads8, work8, t8 = parts(select(table, fp8), 1, gpu.fp8_flops)
 
         def launched(q: Array) -> Array:
-            return np.maximum(q[0], both(reads8 / p[1], work8 / q[1], PRODUCT_OVERLAP))
+            return np.asarray(np.maximum(q[0], both(reads8 / p[1], work8 / q[1], PRODUCT_OVERLAP)))
 
         q = fit_log(launched, t8, [7e-5, 0.7], shares=[1], floor=[SHORTEST])
         values["gemm_fp8_compute_share"] = q[1]
@@ -166,7 +172,7 @@ def fit_attention(cache: Array, batch: Array, t: Array, gpu: GPU) -> tuple[dict[
     bandwidth = float(gpu.memory_bandwidth or 0)
 
     def model(p: Array) -> Array:
-        return p[0] + p[1] * batch + cache / (p[2] * bandwidth)
+        return np.asarray(p[0] + p[1] * batch + cache / (p[2] * bandwidth))
 
     p = fit_log(model, t, [1e-5, 5e-8, 0.8], shares=[2], floor=[SHORTEST, PER_SEQUENCE])
     values = {"attention_latency": p[0], "attention_sequence_time": p[1], "attention_bandwidth_share": p[2]}
@@ -201,7 +207,7 @@ def fit_experts(table: Table, gpu: GPU) -> tuple[dict[str, float], dict[str, Any
             popularity = expert_popularity(NUMBER, CHOSEN, min(float(p[3]), 3.0))
             skewed = (1 - (1 - np.minimum(popularity, 1 - 1e-12)) ** n[:, None]).sum(axis=1)
             touched = np.where(balanced, np.minimum(NUMBER, CHOSEN * n), skewed)
-            return p[0] + both(touched * size / tp / (p[1] * bandwidth), work / p[2], EXPERT_OVERLAP)
+            return np.asarray(p[0] + both(touched * size / tp / (p[1] * bandwidth), work / p[2], EXPERT_OVERLAP))
 
         p = fit_log(model, t, [2e-5, 0.7, 0.3, 0.8], shares=[1, 2], floor=[SHORTEST])
         values |= {
@@ -351,7 +357,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Fit, print residuals and write `data/efficiency.toml`."""
     import argparse
 
-    from batchsim.system.serving import fit_engines, write_sample
+    from batchsim.system.serving import fit_engines
+    from batchsim.system.serving_rows import write_sample
 
     parser = argparse.ArgumentParser(prog="python -m batchsim.system.fit_kernels", description=__doc__.split("\n")[0])
     default = Path(__file__).resolve().parents[1] / "data" / "efficiency.toml"

@@ -115,6 +115,7 @@ class CacheRoom:
         Constant state.
     memory, memory_share, reserve : float [B], [1], [B]
     tensor_parallel : int [GPU]
+    cache_bits : float [bit]
     """
 
     weight_bytes: float
@@ -127,6 +128,7 @@ class CacheRoom:
     memory_share: float
     reserve: float
     tensor_parallel: int
+    cache_bits: float
 
     def sequence_bytes(self, context: ArrayLike) -> NDArray[np.float64]:
         """Bytes that a sequence of some context holds on the GPU.
@@ -194,7 +196,8 @@ class CacheRoom:
         if share <= 0.97:
             said.append(f"raise the memory share to {share:.2f}")
         said.append(f"raise tensor parallelism beyond {self.tensor_parallel}")
-        said.append("keep the cache in fp8")
+        if self.cache_bits > 8:
+            said.append("keep the cache in fp8")
         return said
 
 
@@ -255,6 +258,7 @@ def cache_room(
         memory_share=memory_share,
         reserve=reserve,
         tensor_parallel=tensor_parallel,
+        cache_bits=cache_bits,
     )
 
 
@@ -275,9 +279,7 @@ def weight_bytes_per_gpu(architecture: Architecture, *, tensor_parallel: int = 1
     split = sum(m.bytes for m in architecture.matrices if m.sharding != "replicated" and not _shared(architecture, m))
     experts = architecture.experts
     routed = experts.layers * experts.experts * experts.expert_bytes if experts else 0.0
-    return (
-        own + split / tensor_parallel + routed / max(tensor_parallel, expert_parallel) + 2.0 * architecture.vectors
-    )
+    return own + split / tensor_parallel + routed / max(tensor_parallel, expert_parallel) + 2.0 * architecture.vectors
 
 
 def _shared(architecture: Architecture, m: Matrix) -> bool:

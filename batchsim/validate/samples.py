@@ -23,6 +23,7 @@ from scipy.special import ndtri
 
 from batchsim.calibrate import law_error
 from batchsim.errors import InputError, nearest
+from batchsim.validate.data import data_folder
 from batchsim.validate.forms import FORMS, Form, Sweep, fit
 from batchsim.validate.published import load
 from batchsim.validate.small_transformer import FOLDER, validate_small_transformer
@@ -37,7 +38,6 @@ DEFAULTS = {"fixed": "drift", "sqrt": "hyperbola", "tuned": "hyperbola"}
 UNMEASURED = {"linear": "unified", "invariant": "hyperbola"}
 """Rules without a sweep of three batches: of the forms that know a rate, unified misses the linear rule least where it
 is predicted from another one; the invariant rule holds r_N at 1 up to where it becomes the tuned one."""
-DATA = Path("../shared/data")
 
 
 def default_form(rule: str) -> str:
@@ -115,7 +115,7 @@ def validate_samples(folder: Path | str | None = None, *, seed: int = 0) -> dict
         raise InputError(
             "no such folder", where=str(folder), remedy="give the folder that holds published/ and tiny_grpo/"
         )
-    place = Path(folder) if folder is not None else DATA if DATA.is_dir() else None
+    place = data_folder(Path(folder) if folder is not None else None)
     sweeps, skipped = load(place)
     rows = [row for sweep in sweeps for row in (_transfer(sweep) if sweep.rule == "transfer" else _left_out(sweep))]
     held_out = [row for row in rows if row["rule"] in DEFAULTS]

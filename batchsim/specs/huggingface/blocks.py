@@ -164,6 +164,7 @@ def latent(b: Builder, c: Config, *, indexed: Layers = (), sparse: bool = False)
                 kv_heads=1,
                 cache_elements=rank + rope,
                 context_flops=2.0 * heads * ((rank + rope) + rank),
+                prefill_flops=2.0 * heads * ((nope + rope) + value),
                 window=c.size("index_topk") if sparse else None,
                 keeps_window=not sparse,
                 latent=True,

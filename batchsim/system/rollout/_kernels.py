@@ -19,7 +19,8 @@ Where nothing waits, a sorted array takes the heap's place, which is one as well
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -32,7 +33,20 @@ TURN, HELD, HELD_PREV, HELD_NEXT = 0, 1, 2, 3
 # A group.
 REMAINING, REFERENCES, REPLICA, KEEP, SHARED = 0, 1, 2, 3, 4
 # A replica: integers.
-STEP, DECODING, RUNNING, PARTIAL, CONTEXT, FREE, TAIL, FIRST, LAST, HEAP, LOW, PUSHED = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+STEP, DECODING, RUNNING, PARTIAL, CONTEXT, FREE, TAIL, FIRST, LAST, HEAP, LOW, PUSHED = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    10,
+    11,
+)
 SPAN, JOINING, CHUNK, PHASE, LOAD, LOAD_TOKENS, GROWING, GROWING_SUM, FULL = 12, 13, 14, 15, 16, 17, 18, 19, 20
 WINDOW_HEAP, SHOWN, SIGNAL, HELD_FIRST, HELD_LAST, SORTED, VERSION, NEXT_VERSION = (
     21, 22, 23, 24, 25, 26, 27, 28,
@@ -59,8 +73,25 @@ AT_TARGET, AT_LIMIT, AT_REST, OUT_OF_ROWS, ALL_STOPPED = 0, 1, 2, 3, 4
 BITS = 27
 MASK = (1 << BITS) - 1
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-@njit(cache=True, error_model="numpy")
+
+def _compiled(*, inline: bool = False, counted: bool = False) -> Callable[[F], F]:
+    """Compile without counting references to arrays, which would take two thirds of the run time.
+
+    Nothing here makes an array, and the caller holds them all; only the library's sort needs the counts. What lies on
+    the way of every response is inlined: handing on some twenty arrays takes half of the rest.
+    """
+    options: dict[str, Any] = {"cache": True, "error_model": "numpy", "_nrt": counted}
+    return cast("Callable[[F], F]", njit(inline="always" if inline else "never", **options))
+
+
+@_compiled(counted=True)
+def _sort(keys: Any, r: int, size: int) -> None:
+    keys[r, :size].sort()
+
+
+@_compiled(inline=True)
 def _push(heap: Any, r: int, size: int, key: int) -> None:
     i = size
     while i > 0:
@@ -72,7 +103,7 @@ def _push(heap: Any, r: int, size: int, key: int) -> None:
     heap[r, i] = key
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled(inline=True)
 def _pop(heap: Any, r: int, size: int) -> None:
     """Remove the least of `size` keys: the gap sinks to the bottom, where the last key fills it and rises."""
     last, i = size - 1, 0
@@ -88,7 +119,7 @@ def _pop(heap: Any, r: int, size: int) -> None:
     _push(heap, r, i, key)
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _push_return(at: Any, who: Any, size: int, time: float, i: int) -> None:
     j = size
     while j > 0:
@@ -100,7 +131,7 @@ def _push_return(at: Any, who: Any, size: int, time: float, i: int) -> None:
     at[j], who[j] = time, i
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _pop_return(at: Any, who: Any, size: int) -> None:
     last = size - 1
     time, i = at[last], who[last]
@@ -119,7 +150,7 @@ def _pop_return(at: Any, who: Any, size: int) -> None:
     at[j], who[j] = time, i
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled(inline=True)
 def _add_end(seq: Any, rep: Any, ends: Any, r: int, i: int) -> None:
     low, size = rep[r, LOW], rep[r, HEAP]
     if rep[r, SORTED]:
@@ -134,13 +165,13 @@ def _add_end(seq: Any, rep: Any, ends: Any, r: int, i: int) -> None:
                 ends[r, kept] = ends[r, j]
                 kept += 1
         size = kept
-        ends[r, :size].sort()
+        _sort(ends, r, size)
     _push(ends, r, size, (seq[i, END] << BITS) | i)
     rep[r, HEAP] = size + 1
     rep[r, PUSHED] += 1
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled(inline=True)
 def _drop_end(rep: Any, ends: Any, r: int) -> None:
     if rep[r, SORTED]:
         rep[r, LOW] += 1
@@ -151,7 +182,7 @@ def _drop_end(rep: Any, ends: Any, r: int) -> None:
         rep[r, LOW] = rep[r, HEAP] = 0
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled(inline=True)
 def _next_end(seq: Any, rep: Any, ends: Any, r: int) -> int:
     """Key of the next sequence to end, -1 if none decodes; entries of preempted ones are dropped."""
     while rep[r, LOW] < rep[r, HEAP]:
@@ -162,16 +193,16 @@ def _next_end(seq: Any, rep: Any, ends: Any, r: int) -> int:
     return -1
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _sort_ends(rep: Any, ends: Any, r: int) -> None:
     """Sort the heap once as many were pushed since the last time as it holds."""
     size = rep[r, HEAP] - rep[r, LOW]
     if not rep[r, SORTED] and size > 32 and rep[r, PUSHED] >= size:
-        ends[r, :size].sort()
+        _sort(ends, r, size)
         rep[r, SORTED] = 1
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled(inline=True)
 def _join(seq: Any, rep: Any, phases: Any, fills: Any, settings: Any, r: int, i: int) -> None:
     """Count a sequence, whose context at the next step is BASE + step, among those that decode."""
     base, step = seq[i, BASE], rep[r, STEP]
@@ -196,12 +227,12 @@ def _join(seq: Any, rep: Any, phases: Any, fills: Any, settings: Any, r: int, i:
                 fills[r, kept] = fills[r, j]
                 kept += 1
         size = kept
-        fills[r, :size].sort()
+        _sort(fills, r, size)
     _push(fills, r, size, ((window - base) << BITS) | i)
     rep[r, WINDOW_HEAP] = size + 1
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled(inline=True)
 def _leave(seq: Any, rep: Any, phases: Any, settings: Any, r: int, i: int) -> None:
     base, step = seq[i, BASE], rep[r, STEP]
     rep[r, DECODING] -= 1
@@ -216,7 +247,7 @@ def _leave(seq: Any, rep: Any, phases: Any, settings: Any, r: int, i: int) -> No
             rep[r, GROWING_SUM] -= base + step
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _fill_windows(seq: Any, rep: Any, fills: Any, settings: Any, r: int) -> None:
     """Sequences whose context has reached the window stop growing."""
     last = -1
@@ -233,7 +264,7 @@ def _fill_windows(seq: Any, rep: Any, fills: Any, settings: Any, r: int) -> None
         last = key
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled(inline=True)
 def _unlink(seq: Any, rep: Any, r: int, i: int) -> None:
     before, after = seq[i, PREV], seq[i, NEXT]
     if before >= 0:
@@ -245,7 +276,7 @@ def _unlink(seq: Any, rep: Any, r: int, i: int) -> None:
     rep[r, RUNNING] -= 1
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _wait_first(seq: Any, rep: Any, r: int, i: int) -> None:
     seq[i, END] = WAITING
     seq[i, NEXT] = rep[r, FIRST]
@@ -254,7 +285,7 @@ def _wait_first(seq: Any, rep: Any, r: int, i: int) -> None:
         rep[r, LAST] = i
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _wait_last(seq: Any, rep: Any, r: int, i: int) -> None:
     seq[i, END] = WAITING
     seq[i, NEXT] = -1
@@ -268,7 +299,7 @@ def _wait_last(seq: Any, rep: Any, r: int, i: int) -> None:
 # -- blocks -------------------------------------------------------------------------------------------
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled(inline=True)
 def _release(grp: Any, rep: Any, settings: Any, r: int, g: int, computed: int) -> None:
     """Free the blocks of a sequence of which `computed` tokens are in the cache."""
     if settings[BLOCKS] < 0:
@@ -281,7 +312,7 @@ def _release(grp: Any, rep: Any, settings: Any, r: int, g: int, computed: int) -
         rep[r, FREE] += grp[g, SHARED]
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _let_go(turn: Any, rep: Any, r: int, i: int) -> None:
     """Take a sequence off the list of those that hold their cache while they do not run."""
     before, after = turn[i, HELD_PREV], turn[i, HELD_NEXT]
@@ -296,7 +327,7 @@ def _let_go(turn: Any, rep: Any, r: int, i: int) -> None:
     turn[i, HELD] = 0
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _evict(seq: Any, turn: Any, grp: Any, rep: Any, settings: Any, totals: Any, r: int, needed: int, but: int) -> None:
     """Drop held caches, the oldest first, until `needed` blocks are free or none is left."""
     i = rep[r, HELD_FIRST]
@@ -311,7 +342,7 @@ def _evict(seq: Any, turn: Any, grp: Any, rep: Any, settings: Any, totals: Any, 
         i = after
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _stop_running(seq: Any, grp: Any, rep: Any, phases: Any, settings: Any, r: int) -> int:
     """Send the last running sequence back to the front of the waiting ones, without its cache."""
     i = rep[r, TAIL]
@@ -332,7 +363,7 @@ def _stop_running(seq: Any, grp: Any, rep: Any, phases: Any, settings: Any, r: i
     return int(i)
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _growth(rep: Any, phases: Any, settings: Any, r: int, steps: int) -> int:
     """Blocks that the decoding sequences take in the next steps."""
     block = settings[BLOCK]
@@ -344,7 +375,7 @@ def _growth(rep: Any, phases: Any, settings: Any, r: int, steps: int) -> int:
     return int(taken)
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _steps_that_fit(rep: Any, phases: Any, settings: Any, r: int, steps: int, free: int, k: int, chunk: int) -> int:
     """Most steps, at least one and at most `steps`, whose blocks `free` holds (those of the first are known to)."""
     block, n = settings[BLOCK], rep[r, DECODING]
@@ -362,7 +393,7 @@ def _steps_that_fit(rep: Any, phases: Any, settings: Any, r: int, steps: int, fr
             if free < 0:
                 break
             fit += 1
-        return max(1, min(steps, fit))
+        return int(max(1, min(steps, fit)))
     low, high = 1, steps
     while low < high:
         middle = (low + high + 1) // 2
@@ -377,7 +408,7 @@ def _steps_that_fit(rep: Any, phases: Any, settings: Any, r: int, steps: int, fr
 # -- time ---------------------------------------------------------------------------------------------
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled(inline=True)
 def _duration(seq: Any, rep: Any, times: Any, law: Any, table: Any, settings: Any, r: int, m: int) -> float:
     """T(m) of the planned span."""
     n = rep[r, DECODING]
@@ -396,7 +427,7 @@ def _duration(seq: Any, rep: Any, times: Any, law: Any, table: Any, settings: An
     return float(total)
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _cut(seq: Any, rep: Any, times: Any, law: Any, table: Any, settings: Any, r: int, time: float) -> None:
     """End the planned span at its first boundary at or after `time`."""
     if rep[r, PHASE] != PLANNED or rep[r, SPAN] == 1:
@@ -416,7 +447,7 @@ def _cut(seq: Any, rep: Any, times: Any, law: Any, table: Any, settings: Any, r:
 # -- one replica --------------------------------------------------------------------------------------
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled(inline=True)
 def _prefill(seq: Any, rep: Any, times: Any, totals: Any, r: int, i: int, k: int, tokens: int) -> None:
     times[r, PREFILL] += tokens
     times[r, PAIRS] += float(tokens) * k + tokens * (tokens + 1.0) / 2.0
@@ -426,7 +457,7 @@ def _prefill(seq: Any, rep: Any, times: Any, totals: Any, r: int, i: int, k: int
         totals[RECOMPUTED] += again
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled(inline=True)
 def _admit(
     seq: Any, turn: Any, grp: Any, rep: Any, times: Any, settings: Any, totals: Any, start: Any, versions: Any,
     r: int, budget: int,
@@ -479,10 +510,8 @@ def _admit(
             rep[r, PARTIAL], rep[r, CHUNK] = i, tokens
 
 
-@njit(cache=True, error_model="numpy")
-def _make_room(
-    seq: Any, turn: Any, grp: Any, rep: Any, phases: Any, settings: Any, totals: Any, r: int
-) -> int:
+@_compiled()
+def _make_room(seq: Any, turn: Any, grp: Any, rep: Any, phases: Any, settings: Any, totals: Any, r: int) -> int:
     """Take the blocks of the next step, preempting the last admitted until they fit; the number preempted."""
     block, preempted = settings[BLOCK], 0
     while True:
@@ -503,7 +532,7 @@ def _make_room(
         preempted += 1
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled(inline=True)
 def _plan(
     seq: Any, turn: Any, grp: Any, rep: Any, times: Any, ends: Any, fills: Any, phases: Any,
     law: Any, table: Any, settings: Any, totals: Any, start: Any, versions: Any, r: int,
@@ -549,17 +578,19 @@ def _plan(
             k = 0
             if going_on:
                 chunk, k = rep[r, CHUNK], seq[part, BASE]
-                free += (k + chunk + settings[BLOCK] - 1) // settings[BLOCK] - (k + settings[BLOCK] - 1) // settings[BLOCK]
+                free += (k + chunk + settings[BLOCK] - 1) // settings[BLOCK] - (k + settings[BLOCK] - 1) // settings[
+                    BLOCK
+                ]
             m = _steps_that_fit(rep, phases, settings, r, m, free, k, chunk)
     rep[r, SPAN] = m
     times[r, PENDING] = times[r, CLOCK] + _duration(seq, rep, times, law, table, settings, r, m)
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled(inline=True)
 def _commit(
     seq: Any, turn: Any, grp: Any, rep: Any, times: Any, ends: Any, fills: Any, phases: Any, settings: Any,
-    totals: Any, finish: Any, versions: Any, done_at: Any, return_at: Any, return_who: Any, turn_tokens: Any, turn_extra: Any,
-    turn_seconds: Any, r: int,
+    totals: Any, finish: Any, versions: Any, done_at: Any, return_at: Any, return_who: Any, turn_tokens: Any,
+    turn_extra: Any, turn_seconds: Any, r: int,
 ) -> None:  # fmt: skip
     """Apply the planned span: tokens are computed, prompts join, sequences end."""
     m, n, block = rep[r, SPAN], rep[r, DECODING], settings[BLOCK]
@@ -643,7 +674,7 @@ def _commit(
     rep[r, PHASE] = BOUNDARY
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _interrupt(
     seq: Any, turn: Any, grp: Any, rep: Any, times: Any, phases: Any, settings: Any, totals: Any, r: int
 ) -> None:
@@ -662,7 +693,7 @@ def _interrupt(
     rep[r, VERSION] = rep[r, NEXT_VERSION]
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _show(rep: Any, times: Any, totals: Any, shown: Any, r: int, at: float, running: int) -> None:
     """Note the number of running sequences where it changes."""
     if running != rep[r, SHOWN]:
@@ -672,7 +703,7 @@ def _show(rep: Any, times: Any, totals: Any, shown: Any, r: int, at: float, runn
         rep[r, SHOWN] = running
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _launch(
     seq: Any, grp: Any, rep: Any, times: Any, law: Any, table: Any, settings: Any, totals: Any, launched_at: Any,
     size: Any, now: float,
@@ -700,7 +731,7 @@ def _launch(
         _wake(seq, rep, times, law, table, settings, r, now)
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def _wake(seq: Any, rep: Any, times: Any, law: Any, table: Any, settings: Any, r: int, now: float) -> None:
     """Let a replica see what has arrived: at its first boundary from now on."""
     if rep[r, PHASE] == IDLE:
@@ -710,11 +741,12 @@ def _wake(seq: Any, rep: Any, times: Any, law: Any, table: Any, settings: Any, r
         _cut(seq, rep, times, law, table, settings, r, now)
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def run(
     seq: Any, turn: Any, grp: Any, rep: Any, times: Any, ends: Any, fills: Any, phases: Any, law: Any, table: Any,
-    settings: Any, totals: Any, start: Any, finish: Any, versions: Any, launched_at: Any, done_at: Any, size: Any, return_at: Any,
-    return_who: Any, turn_tokens: Any, turn_extra: Any, turn_seconds: Any, shown: Any, state: Any, limit: float,
+    settings: Any, totals: Any, start: Any, finish: Any, versions: Any, launched_at: Any, done_at: Any, size: Any,
+    return_at: Any, return_who: Any, turn_tokens: Any, turn_extra: Any, turn_seconds: Any, shown: Any, state: Any,
+    limit: float,
 ) -> int:  # fmt: skip
     """Run until the target of kept groups, the time limit, or rest; arrays are changed in place, the reason returned.
 
@@ -784,7 +816,7 @@ def run(
             _show(rep, times, totals, shown, r, times[r, CLOCK], rep[r, RUNNING])
 
 
-@njit(cache=True, error_model="numpy")
+@_compiled()
 def signal(
     seq: Any, rep: Any, times: Any, law: Any, table: Any, settings: Any, now: float, kind: int, pause: float,
     version: int,

@@ -11,6 +11,7 @@ sequences, and sizes that no memory holds.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -254,11 +255,15 @@ def _graph_sizes(sizes: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _at_least(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not np.isscalar(value) or float(value) != int(float(value)):  # type: ignore[arg-type]
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None and isinstance(value, float) and value.is_integer():
+        number = int(value)
+    if number is None or isinstance(value, bool) or number < least:
         raise InputError(f"{name} is {value}, and it must be a whole number of at least {least}")
-    if int(value) < least:  # type: ignore[call-overload]
-        raise InputError(f"{name} is {value}, and it must be at least {least}")
-    return int(value)  # type: ignore[call-overload]
+    return number
 
 
 def _whole(name: str, value: ArrayLike) -> NDArray[np.int64]:

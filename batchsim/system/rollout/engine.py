@@ -89,6 +89,7 @@ class Simulation:
     launched_at: NDArray[np.float64] = field(init=False)
     done_at: NDArray[np.float64] = field(init=False)
     shown: NDArray[np.float64] = field(init=False)
+    turn: NDArray[np.int64] = field(init=False)
     state: NDArray[np.float64] = field(init=False)
     _fixed: tuple[Any, ...] = field(init=False)
 
@@ -132,9 +133,9 @@ class Simulation:
             turns.tokens if turns is not None else np.ones((1, 1), dtype=np.int64),
             turns.extra if turns is not None else np.zeros((1, 1), dtype=np.int64),
             turns.seconds if turns is not None else none,
-            np.full((count if several else 1, 4), -1, dtype=np.int64),
         )
-        self._fixed[-1][:, [k.TURN, k.HELD]] = 0
+        self.turn = np.full((count if several else 1, 4), -1, dtype=np.int64)
+        self.turn[:, [k.TURN, k.HELD]] = 0
 
     def _sequences(self, count: int) -> None:
         self.seq = np.zeros((count, 8), dtype=np.int64)
@@ -171,10 +172,10 @@ class Simulation:
 
     def run(self, until: float = math.inf) -> int:
         """Run to the target of kept groups, to a time, or to rest; the reason, as `_kernels` numbers them."""
-        ends, fills, phases, law, table, size, return_at, return_who, tokens, extra, seconds, turn = self._fixed
+        ends, fills, phases, law, table, size, return_at, return_who, tokens, extra, seconds = self._fixed
         while True:
             reason = k.run(
-                self.seq, turn, self.grp, self.rep, self.times, ends, fills, phases, law, table, self.settings,
+                self.seq, self.turn, self.grp, self.rep, self.times, ends, fills, phases, law, table, self.settings,
                 self.totals, self.start, self.finish, self.versions, self.launched_at, self.done_at, size, return_at,
                 return_who, tokens, extra, seconds, self.shown, self.state, until,
             )  # fmt: skip

@@ -109,9 +109,15 @@ def step_time(
     shape = n.shape
     arrays = packed or pack(deployment)
     parts = np.empty((n.size, len(PARTS)))
-    flat = [np.ascontiguousarray(v.reshape(-1)) for v in (n, _padded(n, graph_sizes), c, s, c0)]
+    rows, padded, contexts, prompts, starts = (
+        np.ascontiguousarray(v.reshape(-1)) for v in (n, _padded(n, graph_sizes), c, s, c0)
+    )
     step_parts(
-        *flat,
+        rows,
+        padded,
+        contexts,
+        prompts,
+        starts,
         arrays.products,
         arrays.experts,
         arrays.popularity,

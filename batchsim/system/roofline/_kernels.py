@@ -18,7 +18,7 @@ def _both(read: float, product: float, overlap: float) -> float:
         return read
     high = max(read, product)
     low = min(read, product)
-    return high * (1.0 + (low / high) ** overlap) ** (1.0 / overlap)
+    return float(high * (1.0 + (low / high) ** overlap) ** (1.0 / overlap))
 
 
 @njit(cache=True, error_model="numpy")  # type: ignore[misc,unused-ignore]

@@ -311,8 +311,8 @@ def _experts(deployment: Deployment) -> NDArray[np.float64]:
         return np.empty(0)
     e, wide = deployment.efficiency, experts.matrices[0]
     flops, arithmetic = peak(deployment, wide.arithmetic)
-    # Tables of fp8 experts exist; 4-bit ones are read at the rate of bf16 and, where the GPU multiplies them, with fp8's
-    # share of the peak.
+    # Tables of fp8 experts exist; 4-bit ones are read at the rate of bf16 and, where the GPU multiplies them, with
+    # fp8's share of the peak.
     fp8 = arithmetic == "fp8"
     read = e.expert_fp8_bandwidth_share if fp8 else e.expert_bandwidth_share
     compute = e.expert_compute_share if arithmetic == "bf16" else e.expert_fp8_compute_share
@@ -351,13 +351,13 @@ def _attention(deployment: Deployment, a: Attention) -> tuple[float, ...]:
     size = deployment.cache_bits / 8
 
     def per_token(kept: float, work: float) -> float:
-        # Reads and products of decode attention overlap; both are linear in the context, so the larger coefficient holds.
+        # Reads and products of decode attention overlap; both are linear in the context: the larger one holds.
         return max(kept * size / rate, work / flops)
 
     window = float(a.window) if a.window is not None else np.inf
     own = per_token(elements, a.context_flops / t)
     index = per_token(float(a.index_elements), a.index_flops) if a.index_elements or a.index_flops else 0.0
-    pair = (a.context_flops / t) / (PREFILL_ATTENTION_SHARE * peak(deployment, "bf16")[0])
+    pair = ((a.prefill_flops or a.context_flops) / t) / (PREFILL_ATTENTION_SHARE * peak(deployment, "bf16")[0])
     return a.count, e.attention_latency, e.attention_sequence_time, own, window, index, pair
 
 

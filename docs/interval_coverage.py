@@ -1,4 +1,4 @@
-"""Print the coverages and the bias that evidence.md states: `python docs/coverage.py` (some minutes)."""
+"""Print the coverages and the bias that evidence.md states: `python docs/interval_coverage.py` (some minutes)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,81 @@
+"""Validations of the system wing as tables: a row per slice, the sentences that decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchsim.cli.table import Cell, make_console, print_notes, print_rows
+
+
+def print_slices(result: dict[str, Any]) -> None:
+    """Print the overall figure, slices by claim, and what was skipped.
+
+    Parameters
+    ----------
+    result : dict
+        Of `validate.serving.validate_serving` or `validate.kernels.validate_kernels`.
+    """
+    console = make_console()
+    overall = result["overall"]
+    if overall:
+        console.print(overall_sentence(result["name"], overall), soft_wrap=True)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for part in result["slices"]:
+        groups.setdefault(_group(part), []).append(part)
+    for title, parts in groups.items():
+        rows = [_cells(part) for part in parts]
+        known = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
+        print_rows(console, title, [{name: row[name] for name in known} for row in rows], optional=("bias", "in 80 %"))
+    print_notes(console, [f"skipped: {reason}" for reason in result["skipped"]])
+
+
+def overall_sentence(name: str, overall: dict[str, Any]) -> str:
+    """What a validation found, in a sentence."""
+    what = {
+        "serving": "time per output token on a GPU whose serving rows no constant saw",
+        "kernels": "one layer's experts, their number left out",
+    }.get(name, name)
+    said = f"{what}: median error {_percent(overall['median_ape'])}, mean {_percent(overall['mape'])}"
+    if "max_ape" in overall:
+        said += f", largest {_percent(overall['max_ape'])}"
+    said += f" over {overall['n']} rows"
+    if overall.get("peer_mape") is None:
+        return said
+    theirs = f"{_percent(overall['peer_median_ape'])} and {_percent(overall['peer_mape'])}"
+    return f"{said}; {overall['peer']} on the same rows {theirs}"
+
+
+def _group(part: dict[str, Any]) -> str:
+    if "split" in part:
+        return f"{part['engine']}: {part['split']}"
+    titles = {
+        "experts": "experts of one layer on RTX PRO 6000, their number left out",
+        "generic": "kernel tables by the mean efficiencies of other GPUs",
+        "layers": "layers on RTX PRO 6000 by efficiencies from other sources",
+        "shipped fit, own rows": "shipped fits on their own rows, |log error|",
+    }
+    return titles.get(str(part["claim"]), str(part["claim"]))
+
+
+def _cells(part: dict[str, Any]) -> dict[str, Cell]:
+    return {
+        "of": part["of"],
+        "n": str(part["n"]),
+        "median": _percent(part.get("median_ape")),
+        "mean": _percent(part["mape"]),
+        "max": _percent(part.get("max_ape")),
+        "bias": "-" if part.get("bias") is None else f"{100 * part['bias']:+.1f} %",
+        "in 80 %": _percent(part.get("covered")),
+        "peer: n": str(part.get("n_with_peer", "-")),
+        "own": _both(part, "with_peer_"),
+        "peer": _both(part, "peer_"),
+    }
+
+
+def _both(part: dict[str, Any], prefix: str) -> str:
+    median, mean = part.get(f"{prefix}median_ape"), part.get(f"{prefix}mape")
+    return "-" if median is None else f"{_percent(median)} / {_percent(mean)}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
