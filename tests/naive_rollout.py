@@ -448,7 +448,7 @@ class Twin:
         prompts: int,
         ahead: int,
         in_flight_max: int | None,
-        max_staleness: int | None,
+        launch_ahead: int | None,
         colocated: bool,
         update_seconds: float,
         sync_seconds: float,
@@ -462,7 +462,7 @@ class Twin:
         times = []
 
         def gate() -> float:
-            stale = math.inf if max_staleness is None else (version + 1 + max_staleness) * prompts
+            stale = math.inf if launch_ahead is None else (version + 1 + launch_ahead) * prompts
             return min(begun * prompts + ahead, stale)
 
         self.launch_max = gate()

@@ -8,12 +8,13 @@ from batchsim.system.roofline import Deployment
 
 
 def overlapped(read: float, work: float, p: float) -> float:
-    return float((read**p + work**p) ** (1 / p)) if read and work else read + work
+    total: float = (read**p + work**p) ** (1 / p)
+    return total if read and work else read + work
 
 
 def touched_on_ranks(popularity: list[float], tokens: float, ranks: int, extreme: float) -> float:
     """Experts that the slowest rank reads, by the moments of its count."""
-    chances = [1 - (1 - p) ** tokens for p in popularity]
+    chances = [1 - float((1 - p) ** tokens) for p in popularity]
     total, n = sum(chances), len(chances)
     if ranks == 1:
         return total

@@ -81,6 +81,8 @@ def keys(value: Any) -> Iterator[str]:
         ("measure", "--example", "verl-sweep", "--targets", "0.5,0.55"),
         ("predict", "--example", "verl-sweep", "--target", "0.55", "--gpus", "8", "--price", "2"),
         ("explain", "--example", "verl-sweep"),
+        ("decode", "--model", "Qwen3-30B-A3B", "--gpu", "H100"),
+        ("gpus", "H100"),
     ],
 )
 def test_every_key_of_an_answer_is_documented(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:

@@ -171,7 +171,7 @@ def test_a_pipeline_equals_the_twin(case: Case, data: st.DataObject) -> None:
         "prompts": prompts,
         "ahead": data.draw(st.integers(prompts, 3 * prompts)),
         "in_flight_max": data.draw(st.one_of(st.none(), st.integers(1, 2 * prompts))),
-        "max_staleness": data.draw(st.one_of(st.none(), st.integers(0, 2))),
+        "launch_ahead": data.draw(st.one_of(st.none(), st.integers(0, 2))),
         "colocated": data.draw(st.booleans()),
         "update_seconds": float(data.draw(st.sampled_from([0, 40, 1500]))),
         "sync_seconds": float(data.draw(st.integers(0, 50))),

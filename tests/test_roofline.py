@@ -155,11 +155,10 @@ class TestTouchedExperts:
         popularity = expert_popularity(128, 8, 0.8)
         slowest = []
         for _ in range(1500):
-            seen = (rng.random((32, 128)) < popularity).any(axis=0)
+            seen = np.any(rng.random((32, 128)) < popularity, axis=0)
             slowest.append(max(seen[part].sum() for part in np.split(rng.permutation(128), 8)))
         one, eight = deployed("Qwen3-30B-A3B", "H100-SXM"), deployed("Qwen3-30B-A3B", "H100-SXM", 8, 8)
-        skew = {"routing_skew": 0.8}
-        engines = [dataclasses.replace(d.engine, **skew) for d in (one, eight)]
+        engines = [dataclasses.replace(d.engine, routing_skew=0.8) for d in (one, eight)]
         full, split = (
             step_time(dataclasses.replace(d, engine=e), batch=32, context=0.0)[1]
             for d, e in zip((one, eight), engines, strict=True)
@@ -438,7 +437,7 @@ class TestBadInput:
             ({"batch": 1.0, "context": 1.0, "prompt": -5.0}, r"prompt -5 is outside"),
         ],
     )
-    def test_numbers_out_of_bounds(self, at: dict[str, float], said: str) -> None:
+    def test_numbers_out_of_bounds(self, at: dict[str, Any], said: str) -> None:
         with pytest.raises(InputError, match=said):
             step_time(deployed("Qwen3-8B", "H100-SXM"), **at)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NUMBERS = (
     "memory",
+    "driver_memory",
     "memory_bandwidth",
     "peak_flops",
     "fp8_flops",

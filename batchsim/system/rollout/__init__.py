@@ -218,7 +218,7 @@ def pipelined_rollout(
     gen_ratio: float = 2.0,
     in_flight: int | None = None,
     queue_groups: int | None = None,
-    max_staleness: int | None = None,
+    launch_ahead: int | None = None,
     colocated: bool | None = None,
     update_seconds: float = 0.0,
     sync_seconds: float = 0.0,
@@ -256,8 +256,9 @@ def pipelined_rollout(
         Most groups in flight; P if None in the asynchronous mode, else unlimited.
     queue_groups : int or None [prompts]
         Most complete groups that wait for the trainer in the asynchronous mode; P if None.
-    max_staleness : int or None [1]
-        Versions by which what is launched may fall behind.
+    launch_ahead : int or None [1]
+        Versions whose groups may be launched before these weights have arrived (AReaL's bound on staleness). It bounds
+        the mean age at use; an update takes what is complete first, and a long response may be older.
     colocated : bool or None
         Whether generation stops during an update; only in the asynchronous mode it does not, if None.
     update_seconds, sync_seconds : float [s]
@@ -286,8 +287,8 @@ def pipelined_rollout(
         mode, prompts, gen_ratio=gen_ratio, in_flight=in_flight, queue_groups=queue_groups, colocated=colocated
     )
     _check_times(updates, prompts, warm_up, update_seconds=update_seconds, sync_seconds=sync_seconds)
-    if max_staleness is not None and max_staleness < 0:
-        raise InputError(f"max_staleness is {max_staleness}, and it must not be negative")
+    if launch_ahead is not None and launch_ahead < 0:
+        raise InputError(f"launch_ahead is {launch_ahead}, and it must not be negative")
     work = check_workload(
         prompt_tokens=prompt_tokens,
         response_tokens=response_tokens,
@@ -320,7 +321,7 @@ def pipelined_rollout(
         prompts=prompts,
         ahead=ahead,
         in_flight_max=most,
-        max_staleness=max_staleness,
+        launch_ahead=launch_ahead,
         colocated=together,
         update_seconds=update_seconds,
         sync_seconds=sync_seconds,

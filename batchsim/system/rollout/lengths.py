@@ -212,11 +212,13 @@ def draw_responses(
     InputError
         If the lengths are not stated.
     """
+    # A stream each, so that a larger draw begins with the responses of a smaller one.
+    prompts, responses = rng.spawn(2)
     count = groups * group_size
     limit = lengths.max_tokens or np.iinfo(np.int64).max
     if lengths.distribution == "empirical":
         sample = np.asarray(lengths.response_sample, dtype=np.int64)
-        drawn = sample[rng.integers(sample.size, size=count)]
+        drawn = sample[responses.integers(sample.size, size=count)]
         # What the log saw cut is at its largest length; a lower limit here cuts more.
         return np.minimum(drawn, limit), drawn >= limit
     if lengths.distribution == "fixed":
@@ -225,8 +227,8 @@ def draw_responses(
         value = max(1, round(lengths.response_mean))
         return np.full(count, min(value, limit), dtype=np.int64), np.full(count, value > limit)
     law = response_law(lengths)
-    between = rng.standard_normal(groups).repeat(group_size) * math.sqrt(lengths.group_share)
-    z = between + rng.standard_normal(count) * math.sqrt(1 - lengths.group_share)
+    between = prompts.standard_normal(groups).repeat(group_size) * math.sqrt(lengths.group_share)
+    z = between + responses.standard_normal(count) * math.sqrt(1 - lengths.group_share)
     exact = np.exp(np.minimum(law.log_mean + law.log_deviation * z, 40.0))
     return np.maximum(np.rint(np.minimum(exact, limit)), 1).astype(np.int64), exact >= limit
 
@@ -257,7 +259,9 @@ def draw(lengths: Lengths, *, groups: int, group_size: int, rng: np.random.Gener
     mean = lengths.prompt_mean or 1.0
     prompt = np.full(groups, float(mean))
     if lengths.prompt_spread > 0:
-        prompt = mean * np.exp(lengths.prompt_spread * rng.standard_normal(groups) - lengths.prompt_spread**2 / 2)
+        prompt = mean * np.exp(
+            lengths.prompt_spread * rng.spawn(1)[0].standard_normal(groups) - lengths.prompt_spread**2 / 2
+        )
     prompts = np.maximum(np.rint(prompt), 1).astype(np.int64).repeat(group_size)
     none = np.zeros((tokens.size, 0))
     if lengths.turns <= 1:

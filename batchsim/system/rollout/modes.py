@@ -4,7 +4,7 @@ r"""Who launches groups, and when weights change: the controllers of a `Simulati
 modes differ in three numbers only. With L groups launched, D of them dropped, u updates begun, v versions of the
 weights arrived and P groups per update, a group may be launched while
 
-    L - D < u P + ahead      and      in flight < in_flight_max      and      L - D < (v + 1 + max_staleness) P
+    L - D < u P + ahead      and      in flight < in_flight_max      and      L - D < (v + 1 + launch_ahead) P
 
     synchronous           ahead = P                                          nothing is in flight at an update
     partial rollouts      ahead = gen_ratio P                                B_gen in flight, the first P G train
@@ -142,7 +142,7 @@ def pipeline(
     prompts: int,
     ahead: int,
     in_flight_max: int | None,
-    max_staleness: int | None,
+    launch_ahead: int | None,
     colocated: bool,
     update_seconds: float,
     sync_seconds: float,
@@ -155,7 +155,7 @@ def pipeline(
     InputError
         If the groups run out, or the limits let nothing more be launched.
     """
-    course = _Course(sim, prompts, ahead, max_staleness, sync_seconds, recompute)
+    course = _Course(sim, prompts, ahead, launch_ahead, sync_seconds, recompute)
     sim.settings[k.REPLACE] = 1
     sim.settings[k.IN_FLIGHT_MAX] = NO_LIMIT if in_flight_max is None else in_flight_max
     course.set_limits()
@@ -186,19 +186,19 @@ class _Course:
         sim: Simulation,
         prompts: int,
         ahead: int,
-        max_staleness: int | None,
+        launch_ahead: int | None,
         sync_seconds: float,
         recompute: bool,
     ) -> None:
-        self.sim, self.prompts, self.ahead, self.max_staleness = sim, prompts, ahead, max_staleness
+        self.sim, self.prompts, self.ahead, self.launch_ahead = sim, prompts, ahead, launch_ahead
         self.sync_seconds, self.recompute = sync_seconds, recompute
         self.begun = self.version = 0
         self.arrival = math.inf
 
     def set_limits(self) -> None:
         limit = self.begun * self.prompts + self.ahead
-        if self.max_staleness is not None:
-            limit = min(limit, (self.version + 1 + self.max_staleness) * self.prompts)
+        if self.launch_ahead is not None:
+            limit = min(limit, (self.version + 1 + self.launch_ahead) * self.prompts)
         self.sim.settings[k.LAUNCH_MAX] = limit
 
     def look(self, time: float) -> None:
@@ -236,5 +236,5 @@ class _Course:
             )
         raise InputError(
             f"{launched} groups launched and {kept} kept, and the limits let no other start before update {update + 1}",
-            remedy="raise gen_ratio, the queue or max_staleness so that one update's groups fit",
+            remedy="raise gen_ratio, the queue or launch_ahead so that one update's groups fit",
         )
