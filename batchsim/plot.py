@@ -273,3 +273,38 @@ def _measured(ds: xr.Dataset) -> list[tuple[float, float, float, float]]:
         (float(b), *map(float, t)) for b, t in zip(arms["train_batch"].values, arms["time_ratio"].values, strict=True)
     ]
     return [(b, low, middle, high) for b, low, middle, high in rows if np.isfinite(middle)]
+
+
+def plot_rollout(ds: xr.Dataset, ax: Axes | None = None) -> Axes:
+    """Draw the running sequences of a rollout over time, its tail shaded, updates as lines.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        From `system.rollout.rollout` or `pipelined_rollout`.
+    ax : matplotlib.axes.Axes or None
+        A new figure's if None.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    ax = _axes(ax)
+    time, running = ds["time"].values, ds["running"].values
+    ax.fill_between(time, running, step="post", color=PREDICTED, alpha=0.18, lw=0)
+    ax.step(time, running, where="post", color=PREDICTED, lw=1.2, label="running sequences")
+    end = float(time[-1])
+    if "tail_share" in ds:
+        share = float(ds["tail_share"])
+        if share > 0:
+            ax.axvspan(end * (1 - share), end, color=MEASURED, alpha=0.15, lw=0, label=f"tail, {100 * share:.0f} %")
+    else:
+        for i, taken in enumerate(ds["taken_time"].values):
+            ax.axvline(taken, color="0.5", lw=0.6, ls=":", label="update" if i == 0 else None)
+    ax.set_xlim(0, end)
+    ax.set_ylim(0, 1.08 * max(int(running.max()), 1))
+    ax.set_xlabel("time since the rollout began (s)")
+    ax.set_ylabel("running sequences, all replicas")
+    ax.set_title(ds.attrs["law"], fontsize=8)
+    ax.legend(frameon=False, fontsize=8, loc="upper right")
+    return ax

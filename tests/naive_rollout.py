@@ -62,6 +62,7 @@ class Twin:
         extra: Sequence[Sequence[int]] | None = None,
         seconds: Sequence[Sequence[float]] | None = None,
         kept: Sequence[bool] | None = None,
+        arrivals: Sequence[float] | None = None,
         group_size: int = 1,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -94,6 +95,8 @@ class Twin:
             response.tokens = response.prompt
         self.groups = len(self.all) // group_size
         self.kept = list(kept) if kept is not None else [True] * self.groups
+        self.arrivals = list(arrivals) if arrivals is not None else [0.0] * self.groups
+        self.noticed: set[int] = set()
         self.replicas = [Replica() for _ in range(replicas)]
         self.returns: list[tuple[float, int]] = []
         self.now = 0.0
@@ -316,6 +319,8 @@ class Twin:
             if counted >= self.launch_max or self.launched - len(self.done_at) >= self.in_flight_max:
                 return
             group = self.launched
+            if self.arrivals[group] > self.now:
+                return
             members = self.all[group * self.group_size : (group + 1) * self.group_size]
             index = self.choose(group)
             for response in members:
@@ -357,15 +362,22 @@ class Twin:
                 self.look = False
                 self.launch()
                 continue
-            if math.isinf(end) and math.isinf(begin) and math.isinf(back[0]):
+            fresh = self.launched < self.groups and self.launched not in self.noticed
+            coming = self.arrivals[self.launched] if fresh else math.inf
+            if math.isinf(min(end, begin, back[0], coming)):
                 return "rest"
-            if end <= min(begin, back[0]):
+            if end <= min(begin, back[0], coming):
                 if end > until:
                     return "limit"
                 self.now = end
                 for index, replica in enumerate(self.replicas):
                     if replica.step_end == end:
                         self.end(replica, index)
+            elif coming <= min(begin, back[0]):
+                if coming >= until:
+                    return "limit"
+                self.now, self.look = max(self.now, coming), True
+                self.noticed.add(self.launched)
             elif back[0] <= begin:
                 if back[0] >= until:
                     return "limit"

@@ -106,15 +106,30 @@ def rest_seconds(d: Deployment, batch: int, tokens: int) -> float:
     bw = float(d.gpu.memory_bandwidth or 0)
     link = float(d.gpu.link_bandwidth or d.gpu.host_bandwidth or math.inf)
     if t > 1:
-        latency, share = d.efficiency.all_reduce(t)
+        node = d.gpu.node_size or 8
+        local = min(t, node)
+        latency, share = d.efficiency.all_reduce(local)
+        nodes = t // local
         joins = sum(m.count for m in a.matrices if m.sharding == "row" and "shared" not in m.name)
         joins += a.experts.layers if a.experts else 0
-        total += joins * (latency + 2 * (t - 1) / t * 2 * a.hidden * tokens / (share * link))
+        size = 2 * a.hidden * tokens
+        total += joins * (latency + 2 * (local - 1) / local * size / (share * link))
+        if nodes > 1:
+            assert d.network_bandwidth is not None
+            hops = 2 * math.ceil(math.log2(nodes))
+            part = size / local
+            total += joins * (hops * 10e-6 + 2 * (nodes - 1) / nodes * part / (0.8 * d.network_bandwidth))
     groups = max(d.expert_parallel // t, 1)
     if a.experts and groups > 1:
-        latency, share = d.efficiency.all_reduce(min(d.expert_parallel, 8))
-        sent = min(a.experts.per_token, groups) * 2 * a.hidden * (1 - 1 / groups) * tokens
-        total += 2 * a.experts.layers * (latency + sent / (share * link))
+        node = d.gpu.node_size or 8
+        latency, share = d.efficiency.all_reduce(min(d.expert_parallel, node))
+        sent = min(a.experts.per_token, groups) * 2 * a.hidden * tokens
+        away = max(0.0, 1 - node / d.expert_parallel)
+        near = max(0.0, 1 - 1 / groups - away)
+        seconds = latency + sent * near / (share * link)
+        if away:
+            seconds += 10e-6 + sent * away / (0.8 * (d.network_bandwidth or link))
+        total += 2 * a.experts.layers * seconds
     small = 5 * a.layers + (2 * a.experts.layers if a.experts else 0)
     small -= 2 * a.layers if d.fused_all_reduce and t > 1 else 0
     total += small * d.engine.kernel_time + batch * d.engine.sequence_time + d.engine.step_time

@@ -119,6 +119,12 @@ class TestByHand:
         padded = rollout(law=law, prompt_tokens=1, response_tokens=[2, 2, 2], max_num_seqs=3, graph_sizes=[1, 2, 4])
         assert (float(lone["gen_time"]), float(padded["gen_time"])) == (1 + 3, 1 + 4)
 
+    def test_a_response_begins_at_the_first_boundary_after_its_arrival(self) -> None:
+        law = DecodeLaw(step_time=np.array([0.0, 1.0, 1.0]), context_time=0.0)
+        ds = rollout(law=law, prompt_tokens=1, response_tokens=[6, 2], max_num_seqs=2, arrival_seconds=[2.5, 4.25])
+        assert ds["start_time"].values.tolist() == [2.5, 4.5]
+        assert ds["finish_time"].values.tolist() == [8.5, 6.5]
+
     def test_a_long_prompt_slows_those_that_decode(self) -> None:
         """Budget 5, one decoding: the 40 tokens of the second prompt take ten steps of 4."""
         law = DecodeLaw(step_time=np.array([0.0, 1.0, 1.0]), context_time=0.0, prefill_time=0.5)
@@ -415,6 +421,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"kept": [False, True], "prompts": 2}, "1 of the 2 groups wanted"),
     ({"kept": [True]}, "kept has shape"),
     ({"truncated": [True]}, "truncated has shape"),
+    ({"arrival_seconds": [0.0]}, "arrival_seconds has shape"),
+    ({"arrival_seconds": [2.0, 1.0]}, "not decreasing"),
     ({"graph_sizes": [1, 5000]}, "step times up to 4096"),
     ({"law": DecodeLaw(step_time=np.array([0.0, 1.0]), context_time=0.0)}, "step times up to 1"),
     ({"law": DecodeLaw(step_time=np.array([0.0, 0.0, 1.0]), context_time=0.0)}, "takes no time"),

@@ -45,6 +45,7 @@ def cases(draw: st.DrawFn, whole: bool = True) -> Case:
     extra = rng.integers(0, 10, (count, turns - 1))
     seconds = rng.integers(0, 400, (count, turns - 1)) * float(draw(st.sampled_from([0, 1, 10])))
     kept = rng.random(groups) < 0.75
+    arrivals = np.cumsum(rng.integers(0, 60, groups)) * float(draw(st.sampled_from([0, 0, 1, 10])))
     size = prompts + responses.sum(axis=1) + extra.sum(axis=1)
     block, fixed = draw(st.sampled_from([1, 2, 4, 8])), draw(st.integers(0, 2))
     least = int((-(-(size - 1) // block)).max()) + fixed
@@ -71,6 +72,7 @@ def cases(draw: st.DrawFn, whole: bool = True) -> Case:
         kept=kept,
         environment_tokens=extra if turns > 1 else 0,
         environment_seconds=seconds if turns > 1 else 0.0,
+        arrival_seconds=arrivals if arrivals.any() else None,
         share_prefix=options["share_prefix"],
     )
     sim = Simulation(law=law, work=work, engine=check_engine(law, work, **options))
@@ -81,6 +83,7 @@ def cases(draw: st.DrawFn, whole: bool = True) -> Case:
         extra=extra.tolist(),
         seconds=seconds.tolist(),
         kept=kept.tolist(),
+        arrivals=arrivals.tolist(),
         group_size=group_size,
         **options,
     )

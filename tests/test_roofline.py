@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from naive_roofline import step_seconds
 from scipy.special import ndtri
@@ -26,6 +26,7 @@ from batchsim.system.memory import cache_room
 from batchsim.system.roofline import (
     PARTS,
     Deployment,
+    batch_step_time,
     decode_law,
     decode_time,
     deploy,
@@ -53,7 +54,13 @@ def architecture(name: str) -> Architecture:
 @cache
 def deployed(model: str, gpu: str, tp: int = 1, ep: int = 1, engine: str = "vllm", bits: float = 16) -> Deployment:
     return deploy(
-        architecture(model), find_gpu(gpu), tensor_parallel=tp, expert_parallel=ep, engine=engine, cache_bits=bits
+        architecture(model),
+        find_gpu(gpu),
+        tensor_parallel=tp,
+        expert_parallel=ep,
+        engine=engine,
+        cache_bits=bits,
+        network_bandwidth=50e9,
     )
 
 
@@ -68,8 +75,8 @@ class TestTwin:
     @given(
         model=st.sampled_from(SMALL),
         gpu=st.sampled_from(("H100-SXM", "A100-80-SXM", "B200-SXM", "MI300X", "L4")),
-        tp=st.sampled_from((1, 2, 4)),
-        ep=st.sampled_from((1, 2, 8)),
+        tp=st.sampled_from((1, 2, 4, 16)),
+        ep=st.sampled_from((1, 2, 8, 32)),
         batch=st.integers(0, 300),
         context=st.floats(0, 30_000),
         prompt=st.integers(0, 300),
@@ -93,6 +100,8 @@ class TestTwin:
         a = architecture(model)
         if a.experts is None:
             ep = 1
+        assume(all(layer.heads % tp == 0 for layer in a.attention))
+        assume(all(layer.latent or tp % layer.kv_heads == 0 or layer.kv_heads % tp == 0 for layer in a.attention))
         d = dataclasses.replace(deployed(model, gpu, tp, ep, bits=bits), fused_all_reduce=fused)
         popularity, extreme = [], 0.0
         if a.experts:
@@ -165,6 +174,20 @@ class TestTouchedExperts:
         )
         reads = split / full * float(touched_experts(32, experts=128, per_token=8, skew=0.8))
         assert reads == pytest.approx(np.mean(slowest), rel=0.06)
+
+
+class TestNodes:
+    def test_a_replica_over_nodes_pays_for_the_network(self) -> None:
+        within, over = (step_time(deployed("DeepSeek-V3", "H100-SXM", tp), batch=64, context=0.0)[4] for tp in (8, 16))
+        joins = 61 * 2 + 1
+        assert over - within == pytest.approx(joins * (2 * 10e-6 + 64 * 2 * 7168 / 8 / (0.8 * 50e9)), rel=1e-6)
+
+    def test_needs_the_network(self) -> None:
+        a, gpu = architecture("DeepSeek-V3"), find_gpu("H100")
+        with pytest.raises(InputError, match=r"tensor_parallel 16 exceeds the 8 GPUs.*network_bandwidth"):
+            deploy(a, gpu, tensor_parallel=16)
+        with pytest.raises(InputError, match=r"tensor_parallel 12 is no whole number of nodes of 8"):
+            deploy(a, gpu, tensor_parallel=12, network_bandwidth=50e9)
 
 
 class TestPhysics:
@@ -332,6 +355,18 @@ class TestLaw:
         )
         assert t == pytest.approx(float(total(d, batch=batch, context=context)), rel=1e-12)
 
+    @settings(max_examples=40)
+    @given(model=st.sampled_from(SMALL), contexts=st.lists(st.floats(0, 50_000), min_size=1, max_size=40))
+    def test_contexts_of_different_lengths(self, model: str, contexts: list[float]) -> None:
+        d = deployed(model, "H100-SXM")
+        law = decode_law(d, concurrency=40)
+        window = np.minimum(contexts, law.window) if law.window else np.zeros(len(contexts))
+        expected = law.step_time[len(contexts)] + law.context_time * np.sum(contexts) + law.window_time * np.sum(window)
+        assert batch_step_time(d, contexts) == pytest.approx(float(expected), rel=1e-12)
+        same = [contexts[0]] * len(contexts)
+        at_once = float(total(d, batch=len(contexts), context=contexts[0]))
+        assert batch_step_time(d, same) == pytest.approx(at_once, rel=1e-12)
+
     def test_prefill_slope_is_near_the_prefill_itself(self) -> None:
         d = deployed("Llama-3.1-8B", "H100-SXM")
         law = decode_law(d, concurrency=64)
@@ -445,6 +480,10 @@ class TestBadInput:
         d = deployed("Qwen3-8B", "H100-SXM")
         with pytest.raises(InputError, match=r"batch 0 is below 1"):
             decode_time(d, batch=[0, 1], context=1.0)
+        with pytest.raises(InputError, match="no sequences"):
+            batch_step_time(d, [])
+        with pytest.raises(InputError, match="a context is outside"):
+            batch_step_time(d, [1.0, math.nan])
         with pytest.raises(InputError, match=r"concurrency 0 is below 1"):
             decode_law(d, concurrency=0)
         with pytest.raises(InputError, match=r"cache_bits 64"):

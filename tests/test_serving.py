@@ -274,6 +274,12 @@ class TestValidatedServing:
         engines = {part["engine"] for part in validated["slices"]}
         assert engines == {"vllm", "sglang", "trtllm"}
 
+    def test_another_source(self, validated: dict[str, Any]) -> None:
+        rows = {r["claim"]: r for r in validated["rows"] if r["claim"].startswith("other sources")}
+        assert len(rows) == 2
+        assert all(abs(r["error"]) < 0.2 for r in rows.values())
+        assert any("DeepSeek-V3 on H800 overlaps two batches" in reason for reason in validated["skipped"])
+
     def test_intervals_cover_some(self, validated: dict[str, Any]) -> None:
         rows = [r for r in validated["rows"] if r["interval"] is not None]
         assert all(r["interval"][0] < r["predicted"] * 1.3 for r in rows)

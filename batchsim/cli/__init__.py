@@ -24,6 +24,7 @@ from batchsim.cli.init import init
 from batchsim.cli.measure import measure
 from batchsim.cli.models import models
 from batchsim.cli.predict import predict
+from batchsim.cli.simulate import app as simulate
 from batchsim.cli.validate import validate
 from batchsim.errors import InputError
 
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 for verb in (init, explain, measure, predict, decode, validate, gpus, models):
     app.command()(verb)
+app.add_typer(simulate, name="simulate")
 
 
 def _print_version(wanted: bool) -> None:

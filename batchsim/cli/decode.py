@@ -178,7 +178,7 @@ def as_answer(asked: _Asked, ds: xr.Dataset) -> dict[str, Any]:
                 "step_time": t,
                 "step_time_interval": [low * t, high * t],
                 "tokens_per_second": float(n / t),
-                "tokens_per_second_per_gpu": float(n / t / max(d.tensor_parallel, d.expert_parallel / d.groups)),
+                "tokens_per_second_per_gpu": float(n / t / d.tensor_parallel),
                 "fits": bool(n <= limit),
                 "binding_limit": str(ds["binding_limit"].values[i]) if n <= limit else "KV memory",
                 "parts": {name: float(ds[name].values[i]) for name in PARTS},
@@ -222,6 +222,10 @@ def notes(asked: _Asked, ds: xr.Dataset) -> list[str]:
     most = float(ds["concurrency"].values.max())
     if limit < most:
         said.append(f"to hold {most:,.0f}: {', or '.join(room.remedies(asked.context, most))}")
+    if d.groups > 1:
+        said.append(
+            f"the batch is that of one of {d.groups} groups of {d.tensor_parallel} GPUs, which share the experts"
+        )
     dense, experts = (float(v) for v in ridge(d)["ridge_batch"].values)
     turn = f"products turn from memory-bound to compute-bound near {dense:,.0f} rows per step"
     said.append(turn if math.isnan(experts) else f"{turn}, experts near {experts:,.0f}")

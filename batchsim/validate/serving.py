@@ -12,10 +12,14 @@ The peer, a table-driven estimator with ten GPUs' kernels, is compared on the ro
 value too. SGLang and TensorRT-LLM have constants of their own and are reported apart. Intervals are the 10 % and 90 %
 quantiles of measured over predicted when the fitted rows are split once more in the same way: a GPU or a model of them
 left out in turn. With two or three groups that is a rough estimate, and coverage says so.
+
+Two decode points of another source (H20, SGLang) are predicted by constants that saw no H20; their peer is that
+source's own tool.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.errors import InputError
+from batchsim.specs.gpus import find_gpu
+from batchsim.specs.huggingface import quantised
+from batchsim.specs.models import find_model
+from batchsim.system.roofline import step_time
+from batchsim.system.roofline.deployment import deploy
 from batchsim.system.roofline.efficiency import Overhead, overhead
 from batchsim.system.serving import SAME_CHIP, SIBLINGS, Predictor, fit_overhead, kernels_of
 from batchsim.system.serving_rows import ENGINES, PEER_NAME, ServingRow, clean, read_rows, read_sample
@@ -34,6 +43,13 @@ Array = NDArray[np.float64]
 LEVEL = (0.1, 0.9)
 HELD_OUT, DATASHEET = "held-out GPU", "datasheet alone"
 NO_SIBLING, MODEL = "datasheet, no sibling", "held-out model"
+ELSEWHERE = "other sources"
+DECODE_POINTS = "decode/e2e_h20_h800.csv"
+POINTS: dict[str, dict[str, int]] = {
+    "Qwen3-30B-A3B": {"batch": 100, "expert_parallel": 4},
+    "Qwen3-8B": {"batch": 64, "expert_parallel": 1},
+}
+"""Set-ups that the table of decode points states in words: SGLang on H20, 4,096 tokens in and 2,048 out."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +107,11 @@ def validate_serving(
         rows = clean(raw)
         counts[engine] = {"clear": len(raw), "clean": len(rows)}
         splits += _splits(engine, rows, progress)
-    return _answer(splits, counts=counts, skipped=[])
+    points, skipped = decode_points(folder)
+    answer = _answer(splits, counts=counts, skipped=skipped)
+    answer["rows"] += points
+    answer["slices"] += [_point_slice(row) for row in points]
+    return answer
 
 
 def _splits(engine: str, rows: list[ServingRow], progress: Callable[[str], object]) -> list[Scored]:
@@ -163,6 +183,69 @@ def _score(way: str, test: list[ServingRow], constants: Overhead, limits: tuple[
         at = np.array([i for i, row in enumerate(test) if row.gpu == gpu])
         predicted[at] = Predictor([test[i] for i in at], kernels_of(None, without(way, gpu)))(constants)
     return Scored(way, test, predicted, limits[0] * predicted, limits[1] * predicted)
+
+
+def decode_points(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Decode throughput on H20 from another source, by constants that saw no H20.
+
+    Parameters
+    ----------
+    folder : Path
+
+    Returns
+    -------
+    rows, skipped : list of dict, list of str
+        Times per token of one GPU [s]; the peer is InferSim's own figure.
+    """
+    path = folder / DECODE_POINTS
+    if not path.is_file():
+        return [], [f"{ELSEWHERE}: {DECODE_POINTS} is absent"]
+    rows, skipped = [], []
+    with path.open(encoding="utf-8", newline="") as file:
+        for cells in csv.DictReader(file):
+            how = POINTS.get(cells["model"])
+            if how is None:
+                skipped.append(f"{ELSEWHERE}: {cells['model']} on {cells['gpu']} overlaps two batches, not modelled")
+                continue
+            deployment = deploy(
+                quantised(find_model(cells["model"]), cells["precision"]),
+                find_gpu(cells["gpu"]),
+                expert_parallel=how["expert_parallel"],
+                engine="sglang",
+            )
+            predicted = float(step_time(deployment, batch=how["batch"], context=5120.0).sum()) / how["batch"]
+            measured = 1 / float(cells["decode_tgs_measured"])
+            rows.append(
+                {
+                    "claim": f"{ELSEWHERE}: {cells['model']} {cells['precision']} on {cells['gpu']}, {cells['setup']}",
+                    "predicted": predicted,
+                    "interval": None,
+                    "measured": measured,
+                    "error": predicted / measured - 1,
+                    "covered": None,
+                    "peer": 1 / float(cells["decode_tgs_infersim_readme"]),
+                }
+            )
+    return rows, skipped
+
+
+def _point_slice(row: dict[str, Any]) -> dict[str, Any]:
+    error, peer = abs(row["error"]), abs(row["peer"] / row["measured"] - 1)
+    return {
+        "split": ELSEWHERE,
+        "engine": "sglang",
+        "of": row["claim"].removeprefix(f"{ELSEWHERE}: ").split(",")[0],
+        "n": 1,
+        "median_ape": error,
+        "mape": error,
+        "bias": row["error"],
+        "covered": None,
+        "n_with_peer": 1,
+        "with_peer_median_ape": error,
+        "with_peer_mape": error,
+        "peer_median_ape": peer,
+        "peer_mape": peer,
+    }
 
 
 def _from_sample() -> dict[str, Any]:

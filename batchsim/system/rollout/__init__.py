@@ -103,6 +103,7 @@ def rollout(
     environment_tokens: ArrayLike = 0,
     environment_seconds: ArrayLike = 0.0,
     keep_kv: bool = True,
+    arrival_seconds: ArrayLike | None = None,
     kept: ArrayLike | None = None,
     prompts: int | None = None,
     launch: int | None = None,
@@ -144,6 +145,8 @@ def rollout(
         What the environment appends and takes after every turn but the last.
     keep_kv : bool
         Whether a sequence keeps its cache during these seconds, while there is room, or gives it back.
+    arrival_seconds : array_like, (group,) or None [s]
+        When a group may be launched at the earliest, not decreasing; all at 0 if None.
     kept : array_like of bool, (group,) or None
         Whether the rewards of a group differ; all if None.
     prompts : int or None [prompts]
@@ -183,6 +186,7 @@ def rollout(
         kept=kept,
         environment_tokens=environment_tokens,
         environment_seconds=environment_seconds,
+        arrival_seconds=arrival_seconds,
         share_prefix=share_prefix,
     )
     engine = check_engine(

@@ -10,7 +10,8 @@ second heap), a chunked prompt is done, the free blocks would run out (counts of
 size), or something outside the replica arrives (the span is cut by bisection in T). `plan` decides what one step
 schedules and how often it repeats, `commit` applies it, `run` keeps the replicas in the order of time:
 
-    at one time: spans end, groups complete; groups are launched; sequences return from their environment; steps begin
+    at one time: spans end, groups complete; groups arrive and are launched; sequences return from their
+    environment; steps begin
 
 An end step and a sequence share one integer, so that ties end in the order of sequences. Entries of preempted
 sequences stay in the heap until they surface (a sequence that is admitted again ends later, never at the old step).
@@ -63,10 +64,10 @@ SETTINGS = 16
 # Times of the law.
 KAPPA, OMEGA, PI, CHI = 0, 1, 2, 3
 # Totals.
-LAUNCHED, DROPPED, KEPT, COMPLETE, RETURNS, SHOWN_ROWS, PREFILLED, RECOMPUTED, PREEMPTIONS, EVICTIONS, DIRTY, STEPS = (
-    0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
+LAUNCHED, DROPPED, KEPT, COMPLETE, RETURNS, SHOWN_ROWS, PREFILLED, RECOMPUTED, PREEMPTIONS, EVICTIONS, DIRTY, STEPS, NOTICED = (
+    0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,
 )  # fmt: skip
-TOTALS = 12
+TOTALS = 13
 # Why `run` stopped.
 AT_TARGET, AT_LIMIT, AT_REST, OUT_OF_ROWS, ALL_STOPPED = 0, 1, 2, 3, 4
 
@@ -706,7 +707,7 @@ def _show(rep: Any, times: Any, totals: Any, shown: Any, r: int, at: float, runn
 @_compiled()
 def _launch(
     seq: Any, grp: Any, rep: Any, times: Any, law: Any, table: Any, settings: Any, totals: Any, launched_at: Any,
-    size: Any, now: float,
+    arrivals: Any, size: Any, now: float,
 ) -> None:  # fmt: skip
     """Launch groups while the limits allow, each on the replica that the dispatch chooses."""
     groups, members = grp.shape[0], settings[GROUP]
@@ -714,6 +715,8 @@ def _launch(
         g = totals[LAUNCHED]
         counted = g - totals[DROPPED] if settings[REPLACE] else g
         if counted >= settings[LAUNCH_MAX] or g - totals[COMPLETE] >= settings[IN_FLIGHT_MAX]:
+            break
+        if arrivals.size > 0 and arrivals[g] > now:
             break
         r = g % rep.shape[0]
         if settings[DISPATCH] > 0:
@@ -744,9 +747,9 @@ def _wake(seq: Any, rep: Any, times: Any, law: Any, table: Any, settings: Any, r
 @_compiled()
 def run(
     seq: Any, turn: Any, grp: Any, rep: Any, times: Any, ends: Any, fills: Any, phases: Any, law: Any, table: Any,
-    settings: Any, totals: Any, start: Any, finish: Any, versions: Any, launched_at: Any, done_at: Any, size: Any,
-    return_at: Any, return_who: Any, turn_tokens: Any, turn_extra: Any, turn_seconds: Any, shown: Any, state: Any,
-    limit: float,
+    settings: Any, totals: Any, start: Any, finish: Any, versions: Any, launched_at: Any, done_at: Any, arrivals: Any,
+    size: Any, return_at: Any, return_who: Any, turn_tokens: Any, turn_extra: Any, turn_seconds: Any, shown: Any,
+    state: Any, limit: float,
 ) -> int:  # fmt: skip
     """Run until the target of kept groups, the time limit, or rest; arrays are changed in place, the reason returned.
 
@@ -772,13 +775,17 @@ def run(
         end_at = times[ending, PENDING] if ending >= 0 else np.inf
         begin_at = times[beginning, CLOCK] if beginning >= 0 else np.inf
         return_time = return_at[0] if totals[RETURNS] > 0 else np.inf
+        arrival_time = np.inf
+        # An arrival is an event once: afterwards the group waits for the limits.
+        if arrivals.size > 0 and totals[NOTICED] <= totals[LAUNCHED] < grp.shape[0]:
+            arrival_time = arrivals[totals[LAUNCHED]]
         if totals[DIRTY] and end_at > state[0] and return_time >= state[0]:
             if totals[KEPT] >= settings[TARGET]:
                 return AT_TARGET
             totals[DIRTY] = 0
-            _launch(seq, grp, rep, times, law, table, settings, totals, launched_at, size, state[0])
+            _launch(seq, grp, rep, times, law, table, settings, totals, launched_at, arrivals, size, state[0])
             continue
-        if end_at <= begin_at and end_at <= return_time:
+        if end_at <= begin_at and end_at <= return_time and end_at <= arrival_time:
             if ending < 0:
                 return AT_REST
             if end_at > limit:
@@ -789,6 +796,12 @@ def run(
                 return_at,
                 return_who, turn_tokens, turn_extra, turn_seconds, ending,
             )  # fmt: skip
+        elif arrival_time <= begin_at and arrival_time <= return_time:
+            if arrival_time >= limit:
+                return AT_LIMIT
+            state[0] = max(state[0], arrival_time)
+            totals[NOTICED] = totals[LAUNCHED] + 1
+            totals[DIRTY] = 1
         elif return_time <= begin_at:
             if return_time >= limit:
                 return AT_LIMIT

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +60,8 @@ class Workload:
     group_size : int
     keep : ndarray of bool, (group,)
     turns : Turns or None
+    arrivals : ndarray, (group,) or (0,) [s]
+        When groups may be launched at the earliest; empty if at once.
     """
 
     prompt: NDArray[np.int64]
@@ -68,6 +70,7 @@ class Workload:
     group_size: int
     keep: NDArray[np.bool_]
     turns: Turns | None = None
+    arrivals: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
 
 def check_workload(
@@ -78,6 +81,7 @@ def check_workload(
     kept: ArrayLike | None = None,
     environment_tokens: ArrayLike = 0,
     environment_seconds: ArrayLike = 0.0,
+    arrival_seconds: ArrayLike | None = None,
     share_prefix: bool = True,
 ) -> Workload:
     """Arrays of a workload.
@@ -92,6 +96,8 @@ def check_workload(
     kept : array_like of bool, (group,) or None
         All if None.
     environment_tokens, environment_seconds : array_like, broadcastable to (response, turn - 1) [tokens], [s]
+    arrival_seconds : array_like, (group,) or None [s]
+        Not decreasing; all at 0 if None.
     share_prefix : bool
 
     Returns
@@ -140,7 +146,26 @@ def check_workload(
     keep = np.ones(count // group_size, dtype=np.bool_) if kept is None else np.asarray(kept, dtype=np.bool_)
     if keep.shape != (count // group_size,):
         raise InputError(f"kept has shape {keep.shape}, and there are {count // group_size} groups")
-    return Workload(prompt=prompt, response=response, size=size, group_size=group_size, keep=keep, turns=turns)
+    return Workload(
+        prompt=prompt,
+        response=response,
+        size=size,
+        group_size=group_size,
+        keep=keep,
+        turns=turns,
+        arrivals=_arrivals(arrival_seconds, keep.size),
+    )
+
+
+def _arrivals(seconds: ArrayLike | None, groups: int) -> NDArray[np.float64]:
+    if seconds is None:
+        return np.empty(0)
+    times = np.array(seconds, dtype=np.float64)
+    if times.shape != (groups,):
+        raise InputError(f"arrival_seconds has shape {times.shape}, and there are {groups} groups")
+    if not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
+        raise InputError("arrival_seconds must be finite, not negative, and not decreasing", remedy="sort the groups")
+    return times
 
 
 def _turns(tokens: NDArray[np.int64], extra: ArrayLike, seconds: ArrayLike) -> Turns | None:

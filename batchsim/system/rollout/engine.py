@@ -176,7 +176,8 @@ class Simulation:
         while True:
             reason = k.run(
                 self.seq, self.turn, self.grp, self.rep, self.times, ends, fills, phases, law, table, self.settings,
-                self.totals, self.start, self.finish, self.versions, self.launched_at, self.done_at, size, return_at,
+                self.totals, self.start, self.finish, self.versions, self.launched_at, self.done_at,
+                self.work.arrivals, size, return_at,
                 return_who, tokens, extra, seconds, self.shown, self.state, until,
             )  # fmt: skip
             if reason != k.OUT_OF_ROWS:

@@ -40,6 +40,7 @@ __all__ = [
     "Deployment",
     "Efficiency",
     "Overhead",
+    "batch_step_time",
     "decode_law",
     "decode_time",
     "deploy",
@@ -109,9 +110,7 @@ def step_time(
     shape = n.shape
     arrays = packed or pack(deployment)
     parts = np.empty((n.size, len(PARTS)))
-    rows, padded, contexts, prompts, starts = (
-        np.ascontiguousarray(v.reshape(-1)) for v in (n, _padded(n, graph_sizes), c, s, c0)
-    )
+    rows, padded, contexts, prompts, starts = (np.array(v).reshape(-1) for v in (n, _padded(n, graph_sizes), c, s, c0))
     step_parts(
         rows,
         padded,
@@ -177,6 +176,36 @@ def decode_time(
     )
     ds.attrs = {"deployment": deployment.name, "efficiency": deployment.efficiency.source}
     return set_attrs(ds)
+
+
+def batch_step_time(deployment: Deployment, contexts: ArrayLike) -> float:
+    """Decode step of sequences whose contexts differ.
+
+    Parameters
+    ----------
+    deployment : Deployment
+    contexts : array_like, (sequence,) [tokens]
+        Of every sequence in the batch.
+
+    Returns
+    -------
+    float [s]
+        As `step_time` for contexts of one length; a window cuts each of them, not their mean.
+
+    Raises
+    ------
+    InputError
+        For an empty batch or a context out of bounds.
+    """
+    c = np.atleast_1d(np.asarray(contexts, dtype=np.float64))
+    if not c.size:
+        raise InputError("a batch of no sequences has no step")
+    if not (np.all(c >= 0) and np.all(c <= CONTEXT_MAX)):
+        raise InputError(f"a context is outside [0, {CONTEXT_MAX:g}] tokens")
+    arrays = pack(deployment)
+    shared = float(step_time(deployment, batch=c.size, context=0.0, packed=arrays).sum())
+    count, own, window, index = (arrays.attention[:, i, None] for i in (0, 3, 4, 5))
+    return shared + float(np.sum(count * (own * np.minimum(c, window) + index * c)))
 
 
 def prefill_time(deployment: Deployment, *, prompt: ArrayLike, start: ArrayLike = 0.0) -> NDArray[np.float64]:

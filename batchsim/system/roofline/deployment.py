@@ -29,6 +29,8 @@ from batchsim.system.roofline.efficiency import (
     overhead,
 )
 
+NODE = 8
+"""GPUs of a node where the GPU's row does not say."""
 SMALL_KERNELS = 5
 """Per layer, under a compiled graph: two norms with their residuals, rotation, cache write, activation."""
 ROUTING_KERNELS = 2
@@ -40,6 +42,10 @@ ACTIVATION_PASSES = 12
 STREAM_SHARE = 0.8
 """Share of the bandwidth that element-wise kernels and states reach (aiconfigurator's constant for memory-bound
 operations, systems/*.yaml)."""
+NETWORK_LATENCY = 10e-6
+"""Of a message between nodes [s]: aiconfigurator's constant for point-to-point messages."""
+NETWORK_SHARE = 0.8
+"""Share of the network's bandwidth that large messages reach (the same constant as for memory, systems/*.yaml)."""
 PREFILL_ATTENTION_SHARE = 0.5
 """Share of the bf16 peak that prefill attention reaches, between 35 % (FlashAttention-2 on Hopper) and 75 %
 (FlashAttention-3), Shah et al. 2024, arXiv:2407.08608, figure 5."""
@@ -61,6 +67,8 @@ class Deployment:
         Per element of the KV cache.
     fused_all_reduce : bool
         The all-reduce also does the norm that follows it.
+    network_bandwidth : float or None [B/s]
+        Between nodes, per GPU and direction; None if a replica must lie within one.
     """
 
     architecture: Architecture
@@ -71,6 +79,12 @@ class Deployment:
     efficiency: Efficiency
     cache_bits: float = 16.0
     fused_all_reduce: bool = False
+    network_bandwidth: float | None = None
+
+    @property
+    def node(self) -> int:
+        """GPUs that the fast link joins."""
+        return self.gpu.node_size or NODE
 
     @property
     def name(self) -> str:
@@ -96,6 +110,7 @@ def deploy(
     engine: str | Overhead = "vllm",
     cache_bits: float = 16.0,
     fused_all_reduce: bool = False,
+    network_bandwidth: float | None = None,
     kernels: Efficiency | None = None,
 ) -> Deployment:
     """A model on GPUs, checked.
@@ -109,6 +124,8 @@ def deploy(
         'vllm', 'sglang', 'trtllm', or overheads of one's own.
     cache_bits : float [bit]
     fused_all_reduce : bool
+    network_bandwidth : float or None [B/s]
+        Between nodes, per GPU and direction: 50e9 for 400 Gb/s. Without it a replica must lie within a node.
     kernels : Efficiency or None
         Those of the GPU's tables, or generic ones, if not given.
 
@@ -122,7 +139,7 @@ def deploy(
         If the GPU's bandwidth or peak is unknown, or parallelism does not divide heads, experts or the node.
     """
     _check_gpu(gpu)
-    _check_parallel(architecture, gpu, tensor_parallel, expert_parallel)
+    _check_parallel(architecture, gpu, tensor_parallel, expert_parallel, network_bandwidth)
     if not 2 <= cache_bits <= 32:
         raise InputError(f"cache_bits {cache_bits:g} is outside [2, 32]", remedy="16 for bf16, 8 for fp8")
     link = gpu.link_bandwidth or gpu.host_bandwidth or 0.0
@@ -135,6 +152,7 @@ def deploy(
         efficiency=kernels or efficiency(gpu.name, switched=link > SWITCHED_LINK),
         cache_bits=cache_bits,
         fused_all_reduce=fused_all_reduce,
+        network_bandwidth=network_bandwidth,
     )
 
 
@@ -147,7 +165,7 @@ def _check_gpu(gpu: GPU) -> None:
         )
 
 
-def _check_parallel(architecture: Architecture, gpu: GPU, tensor: int, expert: int) -> None:
+def _check_parallel(architecture: Architecture, gpu: GPU, tensor: int, expert: int, network: float | None) -> None:
     if tensor < 1 or expert < 1:
         raise InputError(f"tensor_parallel {tensor} and expert_parallel {expert} must be at least 1")
     if tensor > 1 and not (gpu.link_bandwidth or gpu.host_bandwidth):
@@ -155,23 +173,28 @@ def _check_parallel(architecture: Architecture, gpu: GPU, tensor: int, expert: i
             f"tensor_parallel {tensor} needs the link between GPUs, which '{gpu.name}' does not state",
             remedy="give link_bandwidth",
         )
-    node = gpu.node_size or 8
+    node = gpu.node_size or NODE
+    most = node
     if tensor > node:
-        raise InputError(
-            f"tensor_parallel {tensor} exceeds the {node} GPUs that {gpu.name or 'the GPU'}'s link joins",
-            remedy=f"use at most {node} and more replicas",
-        )
+        if network is None:
+            raise InputError(
+                f"tensor_parallel {tensor} exceeds the {node} GPUs that {gpu.name or 'the GPU'}'s link joins",
+                remedy=f"use at most {node} and more replicas, or give network_bandwidth",
+            )
+        if tensor % node:
+            raise InputError(f"tensor_parallel {tensor} is no whole number of nodes of {node} GPUs")
+        most = tensor
     for a in architecture.attention:
         if a.heads % tensor:
             raise InputError(
                 f"tensor_parallel {tensor} does not divide the {a.heads} query heads of {architecture.name}",
-                remedy=f"use one of {_divisors(a.heads, node)}",
+                remedy=f"use one of {_divisors(a.heads, most)}",
             )
         if not a.latent and a.kv_heads % tensor and tensor % a.kv_heads:
             raise InputError(
                 f"tensor_parallel {tensor} neither divides nor is divided by the {a.kv_heads} KV heads of "
                 f"{architecture.name}",
-                remedy=f"use one of {_divisors(a.kv_heads, node)}",
+                remedy=f"use one of {_divisors(a.kv_heads, most)}",
             )
     experts = architecture.experts
     if expert > 1 and experts is None:
@@ -385,15 +408,25 @@ def _rest(deployment: Deployment) -> NDArray[np.float64]:
     hidden = 2.0 * architecture.hidden
     reduces, reduce_latency, reduce_token = 0.0, 0.0, 0.0
     if t > 1:
-        latency, share = deployment.efficiency.all_reduce(t)
-        reduces, reduce_latency = joins(architecture), latency
-        reduce_token = 2 * (t - 1) / t * hidden / (share * link)
+        local, nodes = min(t, deployment.node), t // min(t, deployment.node)
+        latency, share = deployment.efficiency.all_reduce(local)
+        reduces, reduce_latency = joins(architecture), latency + _between(nodes)
+        reduce_token = 2 * (local - 1) / local * hidden / (share * link)
+        if nodes > 1 and deployment.network_bandwidth:
+            # After the reduction within a node each GPU carries its part of the vector to the other nodes.
+            network = NETWORK_SHARE * deployment.network_bandwidth
+            reduce_token += 2 * (nodes - 1) / nodes * hidden / local / network
     exchanges, exchange_latency, exchange_token = 0.0, 0.0, 0.0
     experts, groups = architecture.experts, deployment.groups
     if experts is not None and groups > 1:
-        latency, share = deployment.efficiency.all_reduce(min(deployment.expert_parallel, 8))
-        exchanges, exchange_latency = 2.0 * experts.layers, latency
-        exchange_token = min(experts.per_token, groups) * hidden * (1 - 1 / groups) / (share * link)
+        ranks = deployment.expert_parallel
+        latency, share = deployment.efficiency.all_reduce(min(ranks, deployment.node))
+        outside = max(0.0, 1 - deployment.node / ranks)
+        exchanges, exchange_latency = 2.0 * experts.layers, latency + (NETWORK_LATENCY if outside else 0.0)
+        sent = min(experts.per_token, groups) * hidden
+        exchange_token = sent * max(1 - 1 / groups - outside, 0.0) / (share * link)
+        if outside:
+            exchange_token += sent * outside / (NETWORK_SHARE * (deployment.network_bandwidth or link))
     small = SMALL_KERNELS * architecture.layers + (ROUTING_KERNELS * experts.layers if experts else 0)
     if deployment.fused_all_reduce and t > 1:
         small -= FUSED_KERNELS * architecture.layers
@@ -415,6 +448,11 @@ def _rest(deployment: Deployment) -> NDArray[np.float64]:
         ],
         dtype=np.float64,
     )
+
+
+def _between(nodes: int) -> float:
+    """Latency of a tree over nodes and back [s]."""
+    return 2 * math.ceil(math.log2(nodes)) * NETWORK_LATENCY if nodes > 1 else 0.0
 
 
 def with_engine(deployment: Deployment, engine: Overhead) -> Deployment:

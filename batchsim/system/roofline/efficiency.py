@@ -84,7 +84,7 @@ class Efficiency:
     all_reduce_link_share: tuple[float, float, float]
 
     def all_reduce(self, ranks: int) -> tuple[float, float]:
-        """Latency [s] and share of the link [1] among `ranks` GPUs, interpolated in log2 between measured sizes."""
+        """Latency [s] and share of the link [1] among `ranks` GPUs, interpolated in log2, beyond 8 as at 8."""
         at = np.log2(ranks)
         known = np.log2(RANKS)
         return float(np.interp(at, known, self.all_reduce_latency)), float(
