@@ -45,19 +45,27 @@ from batchsim.specs.recipe import Recipe
 
 _CONFIG = ConfigDict(extra="forbid")
 
-UNUSED = {
-    ("gpu", name)
-    for name in (
-        "memory_bandwidth",
-        "peak_flops",
-        "fp8_flops",
-        "fp4_flops",
-        "link_bandwidth",
-        "node_size",
-        "host_bandwidth",
-    )
+WITH_SPECIFICATIONS = {
+    ("gpu", "memory_bandwidth"),
+    ("gpu", "peak_flops"),
+    ("gpu", "fp8_flops"),
+    ("gpu", "fp4_flops"),
+    ("gpu", "link_bandwidth"),
+    ("gpu", "node_size"),
+    ("gpu", "host_bandwidth"),
+    ("model", "precision"),
+    ("engine", "name"),
+    ("engine", "expert_parallel"),
+    ("engine", "cache_bits"),
+    ("engine", "network_bandwidth"),
+    ("engine", "max_num_batched_tokens"),
+    *(
+        ("lengths", f.name)
+        for f in dataclasses.fields(Lengths)
+        if f.name not in ("prompt_mean", "response_mean", "response_sample", "distribution")
+    ),
 }
-"""Keys that are read and checked but that no computation uses yet."""
+"""Keys of a system that is simulated from specifications, which means nothing without that."""
 WITH_STAGES = {
     ("engine", name)
     for name in (
@@ -70,6 +78,8 @@ WITH_STAGES = {
     )
 }
 """Keys of the stage laws, which mean nothing without one."""
+TRAINING = ("train_time_intercept", "train_time_per_response")
+"""Keys of the training law, which also takes the place of the modelled one."""
 WITH_GPUS = {
     ("engine", "max_num_seqs"),
     ("engine", "tensor_parallel"),
@@ -233,15 +243,36 @@ class Plan:
         with_logs : bool
             Measured runs are read beside the plan.
         """
-        said = [f"[{section}] {key} is checked but no prediction uses it yet" for section, key in self._given(UNUSED)]
+        said = []
+        specified = self.is_specified(with_logs=with_logs)
+        if not specified:
+            why = f"needs {' and '.join(lacking)}" if (lacking := self.lacking()) else "is for plans without step times"
+            said += [f"[{section}] {key} {why}, and is not used" for section, key in self._given(WITH_SPECIFICATIONS)]
         if self.engine.gen_time_slope is None:
             needs = "needs the stage law gen_time_intercept and gen_time_slope, and is not used"
-            said += [f"[{section}] {key} {needs}" for section, key in self._given(WITH_STAGES)]
+            simulated = {("engine", name) for name in ("mode", "overhead_time", "kept_share", *TRAINING)}
+            unused = WITH_STAGES - simulated if specified else WITH_STAGES
+            said += [f"[{section}] {key} {needs}" for section, key in self._given(unused)]
         elif self.engine.observed or with_logs:
             said.append("[engine] gen_time_slope states the stage law: step times of pilots and logs are not used")
         if self.gpu.count is None and self.gpu.generation_count is None:
             said += [f"[{section}] {key} needs [gpu] count, and is not used" for section, key in self._given(WITH_GPUS)]
         return said
+
+    def lacking(self) -> list[str]:
+        """Keys without which the system cannot be simulated from specifications; empty if it can."""
+        wanted = {
+            "[model] name": bool(self.model.name),
+            "[gpu] name": bool(self.gpu.name) or None not in (self.gpu.memory_bandwidth, self.gpu.peak_flops),
+            "[gpu] count": self.gpu.count is not None or self.gpu.generation_count is not None,
+            "[lengths] response_mean": self.lengths.context_in_flight is not None,
+        }
+        return [key for key, known in wanted.items() if not known]
+
+    def is_specified(self, *, with_logs: bool = False) -> bool:
+        """Whether stage times are simulated from specifications: nothing measured or stated, and nothing lacking."""
+        stated = self.engine.gen_time_slope is not None or bool(self.engine.observed) or with_logs
+        return not stated and not self.lacking()
 
     def _given(self, keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         """Those of some keys whose value is not the default."""

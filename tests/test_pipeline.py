@@ -128,5 +128,5 @@ class TestComposition:
         assert q[2, 0] == pytest.approx(128 / (50 + 6.4))
 
     def test_an_unknown_mode_names_the_known_ones(self) -> None:
-        with pytest.raises(InputError, match=r"'overlapped'.*sync, async"):
+        with pytest.raises(InputError, match=r"'overlapped'.*sync, partial, async"):
             throughput(128, gen_time_intercept=1.0, gen_time_slope=1.0, mode="overlapped")

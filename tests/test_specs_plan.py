@@ -100,7 +100,19 @@ SPECS: dict[str, st.SearchStrategy[Any]] = {
     "model": st.builds(Model, **fields(Model)),
     "gpu": st.builds(GPU, **fields(GPU)),
     "engine": engines(),
-    "lengths": st.builds(Lengths, **fields(Lengths)),
+    "lengths": st.one_of(
+        st.builds(
+            Lengths,
+            **fields(Lengths)
+            | {"distribution": st.sampled_from(["lognormal", "fixed"]), "response_sample": st.just(())}
+            | dict.fromkeys(("response_p50", "response_p90", "max_tokens"), st.none()),
+        ),
+        st.builds(
+            Lengths,
+            distribution=st.just("empirical"),
+            response_sample=st.lists(st.integers(1, 10**6), min_size=1, max_size=5).map(tuple),
+        ),
+    ),
     "logs": st.builds(Logs, **fields(Logs)),
 }
 
@@ -287,7 +299,7 @@ class TestBadValues:
             ("gpu", {"memory": "80 Gb"}, "memory = '80 Gb': 'Gb' in '80 Gb' is not a unit of B"),
             ("gpu", {"memory": "-80 GB"}, "memory = '-80 GB': .*greater than or equal"),
             ("gpu", {"price": -1.0}, "price = -1.0: .*greater than or equal to 0"),
-            ("engine", {"mode": "overlap"}, "mode = 'overlap': .*'sync' or 'async'"),
+            ("engine", {"mode": "overlap"}, "mode = 'overlap': .*'sync', 'partial' or 'async'"),
             ("engine", {"gen_time_slope": 0.4}, "gen_time_intercept and gen_time_slope belong together"),
             ("engine", {"gen_time_slope": 0, "gen_time_intercept": 0}, "generation time of 0 has no throughput"),
             ("engine", {"kept_share": 0.0}, "kept_share = 0.0: .*greater than 0"),
@@ -349,9 +361,14 @@ class TestReadPlan:
 
     def test_keys_that_nothing_uses_are_reported(self) -> None:
         plan = plan_from_dict({"gpu": {"memory_bandwidth": "3.35 TB/s", "peak_flops": "989 TFLOP/s"}})
-        assert plan.warnings() == [
-            "[gpu] memory_bandwidth is checked but no prediction uses it yet",
-            "[gpu] peak_flops is checked but no prediction uses it yet",
+        needs = "needs [model] name and [gpu] count and [lengths] response_mean, and is not used"
+        assert plan.warnings() == [f"[gpu] memory_bandwidth {needs}", f"[gpu] peak_flops {needs}"]
+        named = {"model": {"name": "Qwen3-8B"}, "lengths": {"response_mean": 900.0}}
+        whole = plan_from_dict(named | {"gpu": {"name": "H100", "count": 8}, "engine": {"cache_bits": 8}})
+        assert whole.is_specified()
+        assert whole.warnings() == []
+        assert whole.warnings(with_logs=True) == [
+            "[engine] cache_bits is for plans without step times, and is not used"
         ]
         assert Plan().warnings() == []
 

@@ -19,6 +19,8 @@ CLAIMS = {
     "samples": "the learning law against published runs",
     "serving": "time per output token against measured serving, by GPUs and models left out",
     "kernels": "kernel laws against tables they were not fitted to",
+    "trace": "the simulated rollout against logged runs, request by request",
+    "makespan": "the simulated rollout against batches sent at once",
 }
 
 
@@ -72,6 +74,12 @@ def _validated(claim: str, data: Path | None, seed: int) -> dict[str, Any]:
             from batchsim.validate.serving import validate_serving
 
             return validate_serving(data, progress=stage)
+        if claim in ("trace", "makespan"):
+            from batchsim.validate import rollouts
+
+            if claim == "trace":
+                return rollouts.validate_trace(data, progress=stage)
+            return rollouts.validate_makespan(data, seed=seed, progress=stage)
         from batchsim.validate.kernels import validate_kernels
 
         return validate_kernels(data, progress=stage)

@@ -73,7 +73,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Keys:
+class Keys:
     """A framework's names, '' where it has none; `option` is how it takes one of them on a command line."""
 
     title: str
@@ -89,7 +89,7 @@ class _Keys:
 
 _ACTOR = "actor_rollout_ref.actor."
 _KEYS = {
-    "verl": _Keys(
+    "verl": Keys(
         title="verl",
         prompts="data.train_batch_size",
         group_size="actor_rollout_ref.rollout.n",
@@ -98,14 +98,14 @@ _KEYS = {
         epochs=_ACTOR + "ppo_epochs",
         counts_prompts=True,
     ),
-    "mlperf": _Keys(
+    "mlperf": Keys(
         title="NeMo-RL (MLPerf)",
         prompts="grpo.num_prompts_per_step",
         group_size="grpo.num_generations_per_prompt",
         mini_batch="policy.train_global_batch_size",
         learning_rate="policy.optimizer.kwargs.lr",
     ),
-    "openrlhf": _Keys(
+    "openrlhf": Keys(
         title="OpenRLHF",
         prompts="rollout.batch_size",
         group_size="rollout.n_samples_per_prompt",
@@ -114,7 +114,7 @@ _KEYS = {
         epochs="train.max_epochs",
         option="--{key} {value}",
     ),
-    "slime": _Keys(
+    "slime": Keys(
         title="slime",
         prompts="rollout-batch-size",
         group_size="n-samples-per-prompt",
@@ -190,7 +190,7 @@ def _known_rate(candidate: Candidate) -> float | None:
     return rate if rate is not None and math.isfinite(rate) and rate > 0 else None
 
 
-def _options(keys: _Keys, candidate: Candidate) -> list[str]:
+def _options(keys: Keys, candidate: Candidate) -> list[str]:
     mini, remarks = candidate.train_batch, [keys.remark] if keys.remark else []
     if keys.counts_prompts:
         mini, rest = divmod(candidate.train_batch, candidate.group_size)

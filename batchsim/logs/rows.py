@@ -104,6 +104,23 @@ class Rows(ABC, Generic[Row]):
         self.rows[step] = values
         return dropped[::-1]
 
+    def begins_again(self, step: int, values: Mapping[str, float], *, first: int) -> bool:
+        """Whether training values of a step begin another run: the first step once more, after others.
+
+        Parameters
+        ----------
+        step : int
+            Number of the step.
+        values : mapping
+            Its training values; none for an evaluation.
+        first : int
+            Largest number that a first step can have.
+        """
+        if len(self.rows) < 2 or not values:
+            return False
+        start = next(iter(self.rows))
+        return step <= min(first, start) and bool(self.rows[start].keys() & values.keys())
+
     def column(self, name: str) -> Array:
         """One column, NaN where a row lacks it."""
         return np.array([row.get(name, math.nan) for row in self.rows.values()], dtype=float)

@@ -17,6 +17,8 @@ from pydantic.dataclasses import dataclass
 
 from batchsim.errors import InputError
 from batchsim.specs.quantity import (
+    BytesPerSecond,
+    CacheBits,
     Count,
     PositiveSeconds,
     Ratio,
@@ -61,9 +63,17 @@ class Engine:
 
     Parameters
     ----------
-    mode : {'sync', 'async'}
-    tensor_parallel : int [GPU]
-        GPUs per generation replica.
+    mode : {'sync', 'partial', 'async'}
+        Partial rollouts go on under new weights; asynchronous generation has GPUs of its own.
+    name : {'vllm', 'sglang', 'trtllm'}
+    tensor_parallel, expert_parallel : int [GPU]
+        GPUs per generation replica, and GPUs that share the experts.
+    cache_bits : float [bit]
+        Per element of the KV cache.
+    network_bandwidth : float or None [B/s]
+        Between nodes, per GPU, for replicas and synchronisation across nodes.
+    max_num_batched_tokens : int [tokens]
+        Budget of an engine step.
     max_num_seqs : int or None [responses]
         Cap on concurrent responses per replica.
     memory_share : float [1]
@@ -78,8 +88,13 @@ class Engine:
     observed : tuple of ObservedThroughput
     """
 
-    mode: Literal["sync", "async"] = "sync"
+    mode: Literal["sync", "partial", "async"] = "sync"
+    name: Literal["vllm", "sglang", "trtllm"] = "vllm"
     tensor_parallel: Count = 1
+    expert_parallel: Count = 1
+    cache_bits: CacheBits = 16.0
+    network_bandwidth: BytesPerSecond | None = None
+    max_num_batched_tokens: Count = 8192
     max_num_seqs: Count | None = None
     memory_share: Share = 0.9
     gen_time_intercept: Seconds | None = None

@@ -106,6 +106,7 @@ ResponsesPerSecond = Annotated[float, Gt(0), Le(1e9), Field(allow_inf_nan=False)
 Bytes = Annotated[float, Ge(1e6), Le(1e15), Field(allow_inf_nan=False), _reader("B")]
 BytesPerToken = Annotated[float, Ge(1), Le(1e9), Field(allow_inf_nan=False), _reader("B/token")]
 BytesPerSecond = Annotated[float, Ge(1e9), Le(1e15), Field(allow_inf_nan=False), _reader("B/s")]
+CacheBits = Annotated[float, Ge(2), Le(32), Field(allow_inf_nan=False), BeforeValidator(_number)]
 FlopPerSecond = Annotated[float, Ge(1e11), Le(1e18), Field(allow_inf_nan=False), _reader("FLOP/s")]
 Tokens = Annotated[float, Gt(0), Le(1e8), Field(allow_inf_nan=False), BeforeValidator(_number)]
 Price = Annotated[float, Ge(0), Le(1e4), Field(allow_inf_nan=False), _reader("USD/(GPU*h)")]

@@ -205,7 +205,8 @@ def fit_engines(
     -------
     dict
         Content of the [engine] tables of `data/efficiency.toml`: constants, constants without each GPU, and quantiles
-        of measured over predicted on the GPU left out, with its kernel tables and with generic efficiencies.
+        of measured over predicted on the GPU left out, with its kernel tables and with generic efficiencies, and the
+        root mean square slope of that ratio's logarithm over the logarithm of the concurrency.
     """
     found: dict[str, dict[str, Any]] = {}
     for engine in ENGINES:
@@ -215,6 +216,7 @@ def fit_engines(
         report(f"{engine}: {len(rows)} rows {_toml(every)}")
         without: dict[str, Any] = {}
         ratios: dict[bool, list[Array]] = {True: [], False: []}
+        slopes: list[float] = []
         for gpu in names:
             train, test = [r for r in rows if r.gpu != gpu], [r for r in rows if r.gpu == gpu]
             left = fit_overhead(Predictor(train, kernels_of(gpus)), engine=engine)
@@ -223,10 +225,13 @@ def fit_engines(
             for tables in (True, False):
                 predictor = Predictor(test, kernels_of(gpus, () if tables else SAME_CHIP.get(gpu, (gpu,))))
                 ratios[tables].append(predictor.measured / predictor(left))
+                if tables:
+                    slopes += _slopes(predictor, ratios[tables][-1])
         found[engine] = _toml(every) | {
             "source": f"{len(rows)} serving rows on {', '.join(names)}",
             "held_out_with_tables": _quantiles(ratios[True]),
             "held_out_generic": _quantiles(ratios[False]),
+            "held_out_slope": float(np.sqrt(np.mean(np.square(slopes)))),
             "without": without,
         }
     return found
@@ -249,6 +254,16 @@ def kernels_of(tables: dict[str, dict[str, Any]] | None, without: tuple[str, ...
         link = find_gpu(name).link_bandwidth or 0.0
         return efficiency(name, without=without, switched=link > SWITCHED_LINK, tables=tables)
 
+    return found
+
+
+def _slopes(predictor: Predictor, ratio: Array) -> list[float]:
+    """Slope of log(measured/predicted) over log(concurrency) in every series of three rows or more."""
+    found = []
+    for at, _, _ in predictor.series:
+        n = np.log([predictor.rows[i].concurrency for i in at])
+        if np.unique(n).size >= 3:
+            found.append(float(np.polyfit(n, np.log(ratio[at]), 1)[0]))
     return found
 
 

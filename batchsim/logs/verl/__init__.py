@@ -30,8 +30,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from batchsim.errors import InputError
+from batchsim.logs.parts import without_colours
 from batchsim.logs.record import Evaluations, Run
 from batchsim.logs.source import Source, matching_lines
+from batchsim.logs.stated import is_open
 from batchsim.logs.verl.columns import batch_from_tokens, columns_of
 from batchsim.logs.verl.lines import (
     SCORE_PREFIXES,
@@ -41,7 +43,6 @@ from batchsim.logs.verl.lines import (
     Row,
     console_rows,
     file_row,
-    without_colours,
 )
 from batchsim.logs.verl.settings import (
     DICT_START,
@@ -49,7 +50,6 @@ from batchsim.logs.verl.settings import (
     RECIPE_KEYS,
     RULES,
     PrintedConfig,
-    is_open,
     options,
     same,
     settings,
@@ -219,12 +219,10 @@ class _Reader:
         """The run that a line belongs to: the current one, or a new one if training starts again."""
         current = self.segments[-1]
         rows = current.rows.rows
-        if len(rows) > 1:
-            first = next(iter(rows))
-            again = step <= min(1, first) and bool(rows[first].keys() & train.keys()) if train else step == 0
-            if again:
-                current = _Segment(PackedRows(self.layouts), config=dict(current.config))
-                self.segments.append(current)
+        evaluated_first = not train and step == 0 and len(rows) > 1
+        if evaluated_first or current.rows.begins_again(step, train, first=1):
+            current = _Segment(PackedRows(self.layouts), config=dict(current.config))
+            self.segments.append(current)
         # Configuration comes before the steps it governs, also of a second run in the same file.
         if self.pending:
             earliest = next(iter(current.rows.rows), None)

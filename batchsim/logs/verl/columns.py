@@ -1,11 +1,6 @@
 """verl's names for a step's quantities, and what each means.
 
-`timing_s/step` includes testing and save_checkpoint in some versions, and a run has one version. What a
-step with such an event lasts beyond its phases is compared with the steps beside it that have none:
-
-    core = step - a testing - b save_checkpoint,   a, b in {0, 1}
-    excess = (step - phases) - median of (step - phases) of the nearest event-free rows (0 without any)
-    a, b minimise  median |excess - a testing - b saving| over rows that test + the same over rows that save
+`timing_s/step` includes testing and save_checkpoint in some versions; `core_time` decides it from the rows.
 
 Tool calls lie within `timing_s/gen`; their mean over trajectories is no phase of its own. DAPO draws
 num_gen_batches batches of gen_batch_size prompts until train_batch_size groups are kept: its times
@@ -17,13 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from batchsim.logs.core_time import core_seconds
 from batchsim.logs.timeline import Array
 from batchsim.logs.verl.lines import PackedRows
 from batchsim.logs.verl.settings import Settings
 
-_NEIGHBOURS = 3
 _EVENTS = ("testing", "save_checkpoint")
 _SUMS = {
     "generation_seconds": ("gen",),
@@ -128,39 +122,9 @@ def _core_seconds(rows: PackedRows, notes: list[str]) -> Array:
     """Step time without evaluation and checkpoint, whichever of them the version's timer includes."""
     step = _first([rows.column("timing_s/step"), rows.column("perf/time_per_step")])
     phases = np.nan_to_num(_sum([rows.column(f"timing_s/{phase}") for phase in _PHASES]))
-    events = np.array([np.nan_to_num(rows.column(f"timing_s/{name}")) for name in _EVENTS])
-    excess = _beside(step - phases, np.isfinite(step), np.any(events > 0, axis=0))
-    held = [(seconds > 0) & np.isfinite(excess) for seconds in events]
-    if not any(some.any() for some in held):
-        return step
-
-    def misfit(included: tuple[int, int]) -> float:
-        left = np.abs(excess - np.array(included, dtype=float) @ events)
-        return sum(float(np.median(left[some])) for some in held if some.any())
-
-    # The first of equal ones: where nothing tells, a timer around the whole step is the older rule.
-    included = min(((1, 1), (0, 1), (1, 0), (0, 0)), key=misfit)
-    core = step
-    for name, seconds, counted in zip(_EVENTS, events, included, strict=True):
-        lost = np.isfinite(step) & (seconds > 0)
-        if counted and lost.any():
-            core = core - seconds
-            notes.append(
-                f"timing_s/step includes {name}: {int(lost.sum())} rows count {seconds[lost].sum():.6g} s less "
-                "(decided once, by the rows beside them)"
-            )
-    return core
-
-
-def _beside(rest: Array, timed: npt.NDArray[np.bool_], event: npt.NDArray[np.bool_]) -> Array:
-    """What rows with an event last beyond their phases, over the nearest rows without one [s]."""
-    free = np.flatnonzero(timed & ~event)
-    result = np.full(len(rest), np.nan)
-    for row in np.flatnonzero(timed & event):
-        at = int(np.searchsorted(free, row))
-        near = free[max(at - _NEIGHBOURS, 0) : at + _NEIGHBOURS]
-        result[row] = rest[row] - (np.median(rest[near]) if len(near) else 0.0)
-    return result
+    events = {name: rows.column(f"timing_s/{name}") for name in _EVENTS}
+    # Where nothing tells, a timer around the whole step is the older rule.
+    return core_seconds(step, phases, events, known=(1, 1), timer="timing_s/step", notes=notes)
 
 
 def _set_generated(

@@ -33,8 +33,6 @@ from batchsim.logs.timeline import Array
 
 Index = npt.NDArray[np.intp]
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_COLOUR = re.compile(r"\[\d+(?:;\d+)*m")
 _STEP = re.compile(r"step:(\d{1,9}) - ")
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
 _TRUTH = r"(?:np\.)?(?:True|False)_?"
@@ -185,13 +183,6 @@ class PackedRows(Rows[Row]):
             table = np.frombuffer(packed, dtype=float).reshape(len(places), len(layout.names))
             tables.append((layout, np.array(places), table))
         return tables
-
-
-def without_colours(line: str) -> str:
-    """A line without terminal codes, whether their escape byte survived or not."""
-    if "\x1b" in line:
-        line = _ESCAPE.sub("", line)
-    return _COLOUR.sub("", line) if "[" in line else line
 
 
 def console_rows(line: str, layouts: Layouts) -> list[tuple[int, Row]]:

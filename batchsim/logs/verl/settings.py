@@ -21,10 +21,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from batchsim.errors import InputError
 from batchsim.logs.config import Config
 from batchsim.logs.recipe import COUNTS, Rules
-from batchsim.logs.rows import number, whole_or_none
+from batchsim.logs.rows import whole_or_none
+from batchsim.logs.stated import merged, model_name, same_value
 
 _ACTOR = "actor_rollout_ref.actor."
 _ROLLOUT = "actor_rollout_ref.rollout."
@@ -207,42 +207,13 @@ def settings(logged: Mapping[str, str], config: Config | None, *, where: str) ->
     InputError
         Where log and file contradict each other.
     """
-    known = {key: value for key, value in logged.items() if not is_open(value)}
-    filed = {key: value for key in KEYS if config and (value := config.get(key)) and not is_open(value)}
-    for key in filter(known.__contains__, filed):
-        assert config is not None
-        # Paths of data differ between machines.
-        if KEYS[key] not in _LISTS and not same(key, known[key], filed[key]):
-            raise InputError(
-                f"{key} is {known[key]} in the log but {filed[key]} in {config.path}",
-                remedy="give the configuration of this run, or none",
-                where=where,
-            )
-    values: dict[str, float] = {}
-    texts: dict[str, str] = {}
-    names: dict[str, str] = {}
-    for key, name in KEYS.items():
-        if (key in known or key in filed) and name not in texts:
-            texts[name] = text = known.get(key, filed.get(key, ""))
-            names[name] = key if key in known or config is None else f"{key} in {config.path}"
-            if math.isfinite(parsed := number(text)):
-                values[name] = parsed
-    return _settled(values, texts, names)
-
-
-def is_open(value: str) -> bool:
-    """Whether a value is a variable or an interpolation that was not filled in."""
-    return value.startswith("$") or value in ("", "None", "null", "???")
+    found = merged(KEYS, logged, config, where=where, free=_LISTS)
+    return _settled(found.numbers, found.texts, found.names)
 
 
 def same(key: str, logged: str, filed: str) -> bool:
     """Whether two values of a key mean the same."""
-    if KEYS[key] == "model":
-        return _model_name(logged) == _model_name(filed)
-    one, other = number(logged), number(filed)
-    if math.isfinite(one) and math.isfinite(other):
-        return math.isclose(one, other, rel_tol=1e-6)
-    return logged.lower() == filed.lower()
+    return same_value(KEYS[key], logged, filed)
 
 
 def _settled(values: dict[str, float], texts: Mapping[str, str], names: dict[str, str]) -> Settings:
@@ -261,7 +232,7 @@ def _settled(values: dict[str, float], texts: Mapping[str, str], names: dict[str
     if values.get("critic_mini_batch", 0) > 0:
         stated["critic_mini_prompts"] = values["critic_mini_batch"]
     facts: dict[str, object] = {
-        "model": _model_name(texts.get("model", "")),
+        "model": model_name(texts.get("model", "")),
         "gpus": whole_or_none(values.get("gpus_per_node", 0) * values.get("nodes", 0)) or None,
         **{name: _tidy(values[name]) for name in _NUMERIC_FACTS if name in values},
         **{name: texts[name] for name in _TEXT_FACTS if name in texts},
@@ -281,9 +252,3 @@ def _settled(values: dict[str, float], texts: Mapping[str, str], names: dict[str
 
 def _tidy(value: float) -> int | float:
     return int(value) if value == int(value) else value
-
-
-def _model_name(path: str) -> str:
-    """Model behind a Hugging Face cache path or a folder; runs on two machines share only this."""
-    cached = re.search(r"models--([^/]+)", path)
-    return (cached[1].split("--")[-1] if cached else path.rstrip("/").rsplit("/", 1)[-1]).strip()

@@ -220,6 +220,26 @@ def model_error(engine: str, *, tables: bool) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def slope_error(engine: str) -> float:
+    """How the error changes with the batch: standard deviation of d log(measured/predicted)/d log n, on GPUs left out.
+
+    Parameters
+    ----------
+    engine : str
+
+    Returns
+    -------
+    float [1]
+
+    Raises
+    ------
+    InputError
+        For an engine without a fit.
+    """
+    overhead(engine)
+    return float(shipped()["engine"][engine]["held_out_slope"])
+
+
 @lru_cache(maxsize=1)
 def shipped() -> dict[str, Any]:
     """Content of `data/efficiency.toml`: fits and their residuals."""

@@ -2,13 +2,16 @@ r"""Stages of a rollout step composed into throughput.
 
     t_gen   = max(d_0 + d_1 B_gen, B_gen/q_gen_max)        generation, B_gen = gen_ratio R / kept_share
     t_train = c + gamma R                                   log-probabilities and updates
-    t_step  = t_gen + t_train + o                           synchronous
+    t_step  = t_gen + t_train + o                           synchronous, and partial rollouts
     t_step  = max(t_gen, t_train) + o                       asynchronous
     q       = R/t_step                                      kept responses per second
 
 R is the kept responses of a rollout step and o what neither stage hides (weight synchronisation). Only
 kept responses count: filtering costs time. Capped concurrency C gives the plateau exactly, since B_gen
 responses then decode in B_gen/C waves of d_0 + d_1 C seconds: q_gen_max = C/(d_0 + d_1 C).
+
+Where stages come from specifications (`pipeline.specified`), t_gen and t_train are curves over R instead, on a grid and
+interpolated in the logarithm of both.
 
 References
 ----------
@@ -24,9 +27,29 @@ from numpy.typing import ArrayLike, NDArray
 
 from batchsim.errors import InputError
 
-MODES = ("sync", "async")
+MODES = ("sync", "partial", "async")
 PLATEAU_SHARE = 0.9
 """Throughput at the critical generation batch, relative to its plateau."""
+
+
+def on_curve(rollout_batch: ArrayLike, curve: tuple[ArrayLike, ArrayLike]) -> NDArray[np.float64]:
+    """Seconds of a curve over rollout batches, log-linear between its points and beyond them.
+
+    Parameters
+    ----------
+    rollout_batch : array_like, any shape [responses]
+    curve : tuple of array_like, (point,) [responses], [s]
+        Increasing batches, two or more, and positive seconds.
+
+    Returns
+    -------
+    ndarray [s]
+    """
+    x, y = (np.log(np.asarray(v, dtype=np.float64)) for v in curve)
+    at = np.log(np.asarray(rollout_batch, dtype=np.float64))
+    i = np.clip(np.searchsorted(x, at) - 1, 0, x.size - 2)
+    weight = (at - x[i]) / (x[i + 1] - x[i])
+    return np.asarray(np.exp(y[i] + weight * (y[i + 1] - y[i])))
 
 
 def gen_time(
@@ -76,9 +99,14 @@ def capped_throughput(
 def rollout_step_time(
     rollout_batch: ArrayLike,
     *,
-    gen_time_intercept: ArrayLike,
-    gen_time_slope: ArrayLike,
+    gen_time_intercept: ArrayLike = 0.0,
+    gen_time_slope: ArrayLike = 0.0,
     gen_throughput_max: ArrayLike = np.inf,
+    gen_curve: tuple[ArrayLike, ArrayLike] | None = None,
+    gen_factor: ArrayLike = 1.0,
+    gen_tilt: ArrayLike = 0.0,
+    train_curve: tuple[ArrayLike, ArrayLike] | None = None,
+    train_factor: ArrayLike = 1.0,
     gen_ratio: ArrayLike = 1.0,
     kept_share: ArrayLike = 1.0,
     train_time_intercept: ArrayLike = 0.0,
@@ -97,11 +125,17 @@ def rollout_step_time(
         Per generated and per kept response.
     gen_throughput_max : array_like, broadcastable [responses/s]
         In generated responses.
+    gen_curve, train_curve : tuple of array_like or None, (point,) [responses], [s]
+        Stage times over rollout batches, in the place of the laws; `gen_ratio` and `kept_share` lie within them.
+    gen_factor, train_factor : array_like, broadcastable [1]
+        Multiply the curves: what a model's error makes of them.
+    gen_tilt : array_like, broadcastable [1]
+        d log t_gen/d log R that the curve's error adds, about its middle.
     gen_ratio : array_like, broadcastable [1]
         Responses launched per kept response before filtering (2 in the paper's partial rollouts).
     kept_share : array_like, broadcastable in (0, 1] [1]
         Share of the generated responses that filtering keeps.
-    mode : {'sync', 'async'}
+    mode : {'sync', 'partial', 'async'}
 
     Returns
     -------
@@ -115,15 +149,27 @@ def rollout_step_time(
     if mode not in MODES:
         raise InputError(f"unknown pipeline mode '{mode}'", remedy=f"known: {', '.join(MODES)}")
     r = np.asarray(rollout_batch, dtype=np.float64)
-    generation = gen_time(
-        r * np.asarray(gen_ratio) / np.asarray(kept_share),
-        gen_time_intercept=gen_time_intercept,
-        gen_time_slope=gen_time_slope,
-        gen_throughput_max=gen_throughput_max,
-    )
+    if gen_curve is not None:
+        tilt = (r / curve_middle(gen_curve)) ** np.asarray(gen_tilt)
+        generation = np.asarray(gen_factor) * tilt * on_curve(r, gen_curve)
+    else:
+        generation = gen_time(
+            r * np.asarray(gen_ratio) / np.asarray(kept_share),
+            gen_time_intercept=gen_time_intercept,
+            gen_time_slope=gen_time_slope,
+            gen_throughput_max=gen_throughput_max,
+        )
     training = np.asarray(train_time_intercept) + np.asarray(train_time_per_response) * r
-    stages = generation + training if mode == "sync" else np.maximum(generation, training)
+    if train_curve is not None:
+        training = training + np.asarray(train_factor) * on_curve(r, train_curve)
+    stages = np.maximum(generation, training) if mode == "async" else generation + training
     return np.asarray(stages + np.asarray(overhead_time))
+
+
+def curve_middle(curve: tuple[ArrayLike, ArrayLike]) -> float:
+    """Geometric middle of a curve's batches [responses]."""
+    batches = np.asarray(curve[0], dtype=np.float64)
+    return float(np.sqrt(batches[0] * batches[-1]))
 
 
 def throughput(rollout_batch: ArrayLike, **stages: Any) -> NDArray[np.float64]:
