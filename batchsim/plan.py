@@ -59,6 +59,7 @@ WITH_SPECIFICATIONS = {
     ("engine", "cache_bits"),
     ("engine", "network_bandwidth"),
     ("engine", "max_num_batched_tokens"),
+    ("engine", "max_staleness"),
     *(
         ("lengths", f.name)
         for f in dataclasses.fields(Lengths)

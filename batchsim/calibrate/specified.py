@@ -115,6 +115,7 @@ def specified(plan: Plan, recipe: Recipe) -> Specified:
         max_num_batched_tokens=engine.max_num_batched_tokens,
         gen_ratio=recipe.gen_ratio,
         kept_share=engine.kept_share,
+        max_staleness=engine.max_staleness,
     )
     generating, training = _gpus(plan)
     return Specified(

@@ -126,6 +126,10 @@ class Dialect:
         What the framework says about its recipe.
     always : mapping
         Our recipe name -> value that the framework fixes.
+    logged : mapping
+        Metric -> our recipe name, where every row states the same and no configuration does.
+    caveat : str
+        What the framework's numbers cannot tell, as a warning.
     norms : str
         How a row's gradient norms come from those of its updates.
     first : int
@@ -158,6 +162,8 @@ class Dialect:
     marks: frozenset[str] = frozenset()
     rules: Rules = field(default_factory=Rules)
     always: Mapping[str, float] = field(default_factory=dict)
+    logged: Mapping[str, str] = field(default_factory=dict)
+    caveat: str = ""
     norms: str = ""
     first: int = 1
     evaluated_before: bool = False
@@ -311,14 +317,12 @@ def _run(dialect: Dialect, source: Source, segment: _Segment, warnings: list[str
         dialect.prepare(rows, notes)
     columns, provenance = _columns(dialect, rows, notes)
     evaluations, sizes, evaluated = _evaluations(dialect, segment)
-    numbers, names = found.numbers | dict(dialect.always), dict(found.names)
-    names |= dict.fromkeys(dialect.always, f"{dialect.title}'s rule")
+    numbers, names = found.numbers, dict(found.names)
+    _complete(dialect, rows, numbers, names, notes)
     if "mini_prompts" in numbers:
         by_epochs = f" x {names['epochs']}" if "epochs" in names else ""
         names["updates_per_rollout"] = f"{names.get('prompts', 'prompts')}{by_epochs} / {names['mini_prompts']}"
-    counted = Metric(keys=dialect.counted).column(rows) if dialect.counted else np.zeros(0)
-    counted = counted[np.isfinite(counted) & (counted > 0)]
-    inferred = float(np.median(counted)) if len(counted) else None
+    inferred = _counted(dialect, rows)
     facts: dict[str, object] = {
         "model": model_name(found.texts.get("model", "")),
         **{name: _tidy(value) for name, value in numbers.items() if name not in (*_RECIPE, *_TEXT_FACTS)},
@@ -346,6 +350,36 @@ def _run(dialect: Dialect, source: Source, segment: _Segment, warnings: list[str
         norm_reduction=dialect.norms,
         rules=dialect.rules,
     )
+
+
+def _complete(
+    dialect: Dialect, rows: Steps, numbers: dict[str, float], names: dict[str, str], notes: list[str]
+) -> None:
+    """Recipe values that the framework fixes, and those that its rows state, in place."""
+    if dialect.caveat:
+        notes.append(dialect.caveat)
+    for name, value in dialect.always.items():
+        numbers[name], names[name] = value, f"{dialect.title}'s rule"
+    splits = {"train_batch", "mini_prompts", "updates_per_rollout"}
+    stated = numbers.keys() & splits
+    for metric, name in dialect.logged.items():
+        values = rows.column(metric)
+        known = set(values[np.isfinite(values)].tolist())
+        if name in numbers or (stated and name in splits) or not known:
+            continue
+        if len(known) > 1:
+            notes.append(f"{metric} changes along the run ({min(known):g} to {max(known):g}); it settles nothing")
+        else:
+            numbers[name], names[name] = known.pop(), f"{metric}, in every row"
+
+
+def _counted(dialect: Dialect, rows: Steps) -> float | None:
+    """Responses per rollout step as the rows count them."""
+    if not dialect.counted:
+        return None
+    values = Metric(keys=dialect.counted).column(rows)
+    values = values[np.isfinite(values) & (values > 0)]
+    return float(np.median(values)) if len(values) else None
 
 
 def _columns(dialect: Dialect, rows: Steps, notes: list[str]) -> tuple[dict[str, Array], dict[str, str]]:
@@ -404,7 +438,7 @@ def _unused(dialect: Dialect, segment: _Segment) -> dict[str, int]:
     """Metrics that no quantity uses, and the number of entries that have them."""
     used = {key for metric in dialect.columns.values() for key in (*metric.keys, *metric.less)}
     used |= {key for event in dialect.events for key in event.keys}
-    used |= {*dialect.evaluation, *dialect.samples, *dialect.counted}
+    used |= {*dialect.evaluation, *dialect.samples, *dialect.counted, *dialect.logged}
     return {name: count for name, count in segment.names.items() if name not in used and not dialect.score(name)}
 
 

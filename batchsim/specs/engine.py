@@ -74,6 +74,8 @@ class Engine:
         Between nodes, per GPU, for replicas and synchronisation across nodes.
     max_num_batched_tokens : int [tokens]
         Budget of an engine step.
+    max_staleness : int [1]
+        Versions that asynchronous generation may run ahead.
     max_num_seqs : int or None [responses]
         Cap on concurrent responses per replica.
     memory_share : float [1]
@@ -95,6 +97,7 @@ class Engine:
     cache_bits: CacheBits = 16.0
     network_bandwidth: BytesPerSecond | None = None
     max_num_batched_tokens: Count = 8192
+    max_staleness: Count = 1
     max_num_seqs: Count | None = None
     memory_share: Share = 0.9
     gen_time_intercept: Seconds | None = None

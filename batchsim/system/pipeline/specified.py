@@ -50,8 +50,8 @@ TrainTime = Callable[[Array, int], Array]
 STEP_MODES = ("sync", "partial", "async")
 SIMULATED_MAX = 65_536
 """Responses of the largest simulated step."""
-UPDATES, WARM_UP = 6, 3
-"""Updates of a steady state that are simulated, and those of them that fill the pipeline."""
+TURNOVERS = 3
+"""Times that what is in flight is replaced before a steady state is measured, and while it is."""
 BLOCK = 16
 TAIL = 0.5
 """Share of the drain from which the tail is what a step waits for."""
@@ -79,6 +79,8 @@ class Generation:
         Responses launched or in flight per kept one, before filtering.
     kept_share : float in (0, 1] [1]
         Of groups whose rewards differ.
+    max_staleness : int [1]
+        Versions that asynchronous generation may run ahead: as many steps' groups are in flight.
     law : DecodeLaw or None
         In the place of the roofline's.
     """
@@ -91,6 +93,7 @@ class Generation:
     max_num_batched_tokens: int = 8192
     gen_ratio: float = 1.0
     kept_share: float = 1.0
+    max_staleness: int = 1
     law: DecodeLaw | None = None
 
     @property
@@ -216,7 +219,13 @@ def _launched(g: Generation, prompts: int, mode: str) -> int:
     if mode == "sync":
         return math.ceil(prompts * g.gen_ratio / g.kept_share)
     # A third more than the mean of what filtering drops, for its chance.
-    return math.ceil((UPDATES + 1 + g.gen_ratio) * prompts / g.kept_share * (4 / 3 if g.kept_share < 1 else 1)) + 8
+    ahead = 1 + max(g.gen_ratio, g.max_staleness + 1 if mode == "async" else 1)
+    return math.ceil((2 * _warm_up(g, mode) + ahead) * prompts / g.kept_share * (4 / 3 if g.kept_share < 1 else 1)) + 8
+
+
+def _warm_up(g: Generation, mode: str) -> int:
+    """Updates until what was launched at the same time has been replaced some times over; as many are measured."""
+    return TURNOVERS * math.ceil(g.max_staleness if mode == "async" else max(g.gen_ratio, 1.0))
 
 
 def _drawn(g: Generation, prompts: int, mode: str, seeds: np.random.SeedSequence) -> tuple[Drawn, NDArray[np.bool_]]:
@@ -262,15 +271,16 @@ def _collected(
         law=law,
         **work,
         prompts=prompts,
-        updates=UPDATES,
+        updates=2 * _warm_up(g, mode),
         mode=mode,
         gen_ratio=max(g.gen_ratio, 1.0),
+        in_flight=g.max_staleness * prompts if mode == "async" else None,
         sync_seconds=sync_seconds,
-        warm_up=WARM_UP,
+        warm_up=_warm_up(g, mode),
         kept=kept[:groups] if g.kept_share < 1 else None,
         **engine,
     )
-    seconds = float(np.mean(ds["step_time"].values[WARM_UP:]))
+    seconds = float(np.mean(ds["step_time"].values[_warm_up(g, mode) :]))
     return _Collected(seconds, 0.0, _limit(g, ds, replicas, 0.0))
 
 

@@ -139,10 +139,10 @@ def training_efficiency(
     InputError
         For a model that no fit leaves out.
     """
-    table = shipped()
-    rows = int(table["fit"]["rows"])
+    rows = 0
     if constants is None:
-        constants = table["constants"]
+        table = shipped()
+        constants, rows = table["constants"], int(table["fit"]["rows"])
         if without is not None:
             if without not in table["without"]:
                 known = nearest(without, table["without"])
