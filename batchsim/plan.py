@@ -1,11 +1,12 @@
 r"""plan.toml, the one input: what is known before a sweep.
 
-A plan has up to eight sections, all optional but [recipe] (which logs can supply):
+A plan has up to nine sections, all optional but [recipe] (which logs can supply):
 
     [target]    the validation target, and N* or T of the reference where they are known
     [recipe]    prompts, group size, learning rate and its rule: the reference, B_0
     [learning]  what is known of the noise scale, its shape and the learning rate; pilots' sample costs
-    [model] [gpu] [engine] [lengths]   the system: memory, price, stage times, pilots' throughput
+    [model] [gpu] [engine] [trainer] [lengths]
+                the system: memory, price, stage times, pilots' throughput, or what stages are simulated from
     [logs]      measured runs, relative to the plan's own folder
 
 Quantities may be text with units ("80 GB", "3.35 TB/s", "11.9 h"). A key that is not known is refused
@@ -42,6 +43,7 @@ from batchsim.specs.quantity import (
     Share,
 )
 from batchsim.specs.recipe import Recipe
+from batchsim.specs.trainer import TrainerSpec
 
 _CONFIG = ConfigDict(extra="forbid")
 
@@ -60,6 +62,7 @@ WITH_SPECIFICATIONS = {
     ("engine", "network_bandwidth"),
     ("engine", "max_num_batched_tokens"),
     ("engine", "max_staleness"),
+    *(("trainer", f.name) for f in dataclasses.fields(TrainerSpec)),
     *(
         ("lengths", f.name)
         for f in dataclasses.fields(Lengths)
@@ -220,7 +223,7 @@ class Plan:
     ----------
     recipe : Recipe or None
         None only where logs supply it.
-    target, learning, model, gpu, engine, lengths, logs
+    target, learning, model, gpu, engine, trainer, lengths, logs
         Sections of plan.toml.
     source : str
         File the plan was read from.
@@ -232,6 +235,7 @@ class Plan:
     model: Model = field(default_factory=Model)
     gpu: GPU = field(default_factory=GPU)
     engine: Engine = field(default_factory=Engine)
+    trainer: TrainerSpec = field(default_factory=TrainerSpec)
     lengths: Lengths = field(default_factory=Lengths)
     logs: Logs = field(default_factory=Logs)
     source: str = ""
@@ -394,6 +398,7 @@ _SECTIONS: dict[str, type] = {
     "model": Model,
     "gpu": GPU,
     "engine": Engine,
+    "trainer": TrainerSpec,
     "lengths": Lengths,
     "logs": Logs,
 }

@@ -172,7 +172,7 @@ def plot_predicted_measured(result: dict[str, Any], ax: Axes | None = None) -> A
     Parameters
     ----------
     result : dict
-        From `validate.serving.validate_serving` or `validate.kernels.validate_kernels`; of several splits the first.
+        From `validate_serving`, `validate_kernels` or `validate_training`; of several splits the first.
     ax : matplotlib.axes.Axes or None
         A new figure's if None.
 
@@ -189,7 +189,7 @@ def plot_predicted_measured(result: dict[str, Any], ax: Axes | None = None) -> A
         raise InputError("no row was scored, so there is nothing to plot", remedy="give --data")
     ax = _axes(ax)
     rows, split = result["rows"], ""
-    if result["name"] == "serving":
+    if result["name"] in ("serving", "training"):
         split = rows[0]["claim"].split(":")[0]
         rows = [r for r in rows if r["claim"].startswith(f"{split}:")]
     measured = np.array([r["measured"] for r in rows])

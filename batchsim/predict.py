@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from batchsim.calibrate import Calibration, calibrate, law_error
+from batchsim.calibrate.specified import SPECIFIED, specified, what_if
 from batchsim.criterion import cost, gpu_hours, verdict
 from batchsim.errors import InputError
 from batchsim.learning.lr_rule import LRRule, rule_name
@@ -36,7 +37,7 @@ from batchsim.learning.sample_cost import critical_train_batch, rates_at, sample
 from batchsim.measure import BOUNDS, LEVEL, RULE_TOLERANCE, measure, noise_scale_record
 from batchsim.plan import Learning, Plan
 from batchsim.recommend import Recommendation, recommend
-from batchsim.system.pipeline import critical_gen_batch, throughput
+from batchsim.system.pipeline import critical_gen_batch, critical_on_curve, on_curve, throughput
 from batchsim.variables import set_attrs
 
 DOUBLINGS = range(-2, 7)
@@ -97,7 +98,7 @@ def predict(
     xarray.Dataset
         Over (draw, train_batch). Attributes: reference_batch, group_size, lr_rule, level, seed, target, metric,
         effective_range, star, next_run, at_least, sources, noise_scale_records, summary, measured (of
-        `measure`, or None), calibrated_on, gpus, price, warnings.
+        `measure`, or None), calibrated_on, gpus, price, what_if (see `calibrate.specified.what_if`), warnings.
 
     Raises
     ------
@@ -140,6 +141,7 @@ def predict(
         target, metric = measured.attrs["target"], measured.attrs["metric"]
     attrs |= {"target": target, "metric": metric, "measured": measured, "gpus": gpus, "price": price}
     attrs["calibrated_on"] = _train_batches(pilots)
+    attrs["what_if"] = _what_if(plan, calibration, attrs, seed)
     attrs["warnings"] += _warnings(
         ds,
         calibration,
@@ -151,6 +153,16 @@ def predict(
     set_attrs(ds)
     ds.attrs = attrs
     return ds
+
+
+def _what_if(plan: Plan, calibration: Calibration, attrs: dict[str, Any], seed: int) -> list[dict[str, Any]]:
+    """What other GPUs and splits would change at the star, or the reference; empty where the system is measured."""
+    if calibration.sources.get("step_time") != SPECIFIED:
+        return []
+    recipe = calibration.recipe
+    batch = attrs["star"] or attrs["reference_batch"]
+    prompts = max(1, round(batch * recipe.updates_per_rollout / recipe.epochs / recipe.group_size))
+    return what_if(specified(plan, recipe), prompts * recipe.group_size, seed=seed)
 
 
 def _pilots(runs: xr.DataTree | None, pilot_batches: Sequence[float]) -> xr.DataTree | None:
@@ -244,7 +256,9 @@ def _forecast(
     rates = rates_at(candidates, noise_scale=calibration.noise_scale[:, None], **column, **law)
     scale = recipe.updates_per_rollout / recipe.epochs
     rollout = candidates * scale
-    stages = {k: v[:, None] if isinstance(v, np.ndarray) else v for k, v in calibration.stages.items()}
+    stages = {
+        k: v[:, None] if isinstance(v, np.ndarray) else v for k, v in calibration.stages.items() if k != "gen_limits"
+    }
     q = np.broadcast_to(throughput(rollout, **stages), (draws, candidates.size))
     r_q = q / throughput(float(recipe.rollout_batch), **stages)
     ratio = r_n / r_q
@@ -317,6 +331,10 @@ def _law_step_time(calibration: Calibration, rollout: Floats, level: float) -> F
 
 def _critical_gen_batch(calibration: Calibration) -> Floats:
     stages, recipe = calibration.stages, calibration.recipe
+    if "gen_curve" in stages:
+        batches, seconds = stages["gen_curve"]
+        launched = critical_on_curve(batches, seconds) * recipe.gen_ratio
+        return np.full(calibration.noise_scale.shape, launched)
     kept = critical_gen_batch(
         gen_time_intercept=stages["gen_time_intercept"],
         gen_time_slope=stages["gen_time_slope"],
@@ -330,6 +348,8 @@ def _critical_gen_batch(calibration: Calibration) -> Floats:
 def _binding_limit(calibration: Calibration, rollout: Floats) -> list[str]:
     """What the rollout step mostly waits for at each candidate, in at least half of the draws."""
     stages = calibration.stages
+    if "gen_curve" in stages:
+        return _simulated_limits(stages, rollout)
     unit = stages.get("gen_ratio", 1.0) / stages.get("kept_share", 1.0)
     b_gen = rollout * unit
     intercept, slope, plateau = (
@@ -349,6 +369,18 @@ def _binding_limit(calibration: Calibration, rollout: Floats) -> list[str]:
         else:
             limits.append("shared step time" if shared[i] else "time per response")
     return limits
+
+
+def _simulated_limits(stages: dict[str, Any], rollout: Floats) -> list[str]:
+    """The trainer where its time is longer, else what the nearest simulated batch waits for."""
+    batches, _ = stages["gen_curve"]
+    generated, trained = on_curve(rollout, stages["gen_curve"]), on_curve(rollout, stages["train_curve"])
+    factor = np.median(stages["gen_factor"]), np.median(stages.get("train_factor", 1.0))
+    nearest = np.argmin(np.abs(np.log(batches[None, :]) - np.log(rollout[:, None])), axis=1)
+    return [
+        "trainer" if factor[1] * t > factor[0] * g else str(stages["gen_limits"][i])
+        for g, t, i in zip(generated, trained, nearest, strict=True)
+    ]
 
 
 def _measured_candidates(measured: xr.DataTree, candidates: Floats) -> NDArray[np.bool_]:
@@ -453,7 +485,8 @@ def _contradiction(calibration: Calibration) -> list[str]:
     if n is None or t is None or not calibration.absolute:
         return []
     r = float(calibration.recipe.rollout_batch)
-    implied = float(np.median(n / throughput(r, **calibration.stages)))
+    stages = {k: v for k, v in calibration.stages.items() if k != "gen_limits"}
+    implied = float(np.median(n / throughput(r, **stages)))
     stated = float(np.median(t))
     if abs(implied / stated - 1) < CONTRADICTION:
         return []

@@ -83,6 +83,8 @@ def keys(value: Any) -> Iterator[str]:
         ("explain", "--example", "verl-sweep"),
         ("decode", "--model", "Qwen3-30B-A3B", "--gpu", "H100"),
         ("gpus", "H100"),
+        ("simulate", "rollout", "--law", "0.01,2e-5,3e-9", "--prompts", "4"),
+        ("simulate", "rollout", "--law", "0.01,2e-5,3e-9", "--prompts", "4", "--mode", "partial"),
     ],
 )
 def test_every_key_of_an_answer_is_documented(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:

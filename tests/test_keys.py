@@ -90,7 +90,7 @@ SPLIT = Candidate(
             [
                 "grpo.num_prompts_per_step=1024 grpo.num_generations_per_prompt=5 "
                 "policy.train_global_batch_size=1280 policy.optimizer.kwargs.lr=2.83e-6",
-                "# 2 epochs per rollout step: NeMo-RL (MLPerf) has no key for them",
+                "# 2 epochs per rollout step: NeMo-RL has no key for them",
             ],
         ),
         (

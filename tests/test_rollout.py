@@ -243,6 +243,24 @@ class TestDispatch:
         }
         assert time["length_aware"] < time["static"]
 
+    def test_all_that_ends_at_one_time_ends_before_a_launch(self) -> None:
+        """Both replicas drop a group in second 3; only then is the emptier one known."""
+        law = DecodeLaw(step_time=np.array([0.0, 1.0, 1.0, 1.0]), context_time=0.0)
+        ds = rollout(
+            law=law,
+            prompt_tokens=1,
+            response_tokens=[3, 3, 10, 5, 20],
+            max_num_seqs=3,
+            replicas=2,
+            dispatch="least_loaded",
+            kept=[False, False, True, True, True],
+            prompts=3,
+            launch=3,
+            refill="continuous",
+        )
+        assert ds["start_time"].values.tolist() == [0, 0, 0, 3, 3]
+        assert ds["replica"].values.tolist() == [0, 1, 0, 1, 0]
+
     def test_replicas_split_the_work(self) -> None:
         r = lengths(512)
         one = rollout(law=LAW, prompt_tokens=20, response_tokens=r[::2], max_num_seqs=32)
@@ -294,6 +312,25 @@ class TestPipeline:
             since = 0.0 if update == 0 else float(ds["resumed_time"][update - 1])
             assert float(ds["ready_time"][update]) - since == pytest.approx(float(alone["gen_time"]), rel=1e-9)
         assert (ds["staleness"].values[ds["used_by"].values >= 0] == 0).all()
+
+    def test_every_response_is_used_once_or_not_at_all(self) -> None:
+        kept = np.random.default_rng(2).random(32 * 45) < 0.8
+        ds = pipelined_rollout(**(self.COMMON | {"updates": 30}), kept=kept, mode="partial", gen_ratio=2.0)
+        used = ds["used_by"].values
+        np.testing.assert_array_equal(np.bincount(used[used >= 0], minlength=30), np.full(30, 128))
+        assert np.repeat(kept, 4)[used >= 0].all()
+        # A group is used whole, after its last response, at the update that says so.
+        by_group = used.reshape(-1, 4)
+        assert (by_group == by_group[:, :1]).all()
+        taken, finish = ds["taken_time"].values, ds["finish_time"].values
+        assert (finish[used >= 0] <= taken[used[used >= 0]]).all()
+        assert int(ds["responses_kept"]) == 30 * 128
+        finished = ~np.isnan(finish)
+        unused = finished & (used < 0)
+        assert int(ds["responses_wasted"]) == (unused & ~np.repeat(kept, 4)).reshape(-1, 4).all(axis=1).sum() * 4
+        # What is launched ahead of the last update, which itself launches none; dropped groups are replaced.
+        launched = int(ds["responses_launched"]) - int(ds["responses_wasted"])
+        assert launched == (29 + 2) * 128
 
     def test_partial_beats_synchronous_and_stale_caches_cost_nothing(self) -> None:
         rate = {

@@ -193,6 +193,32 @@ def test_a_pipeline_equals_the_twin(case: Case, data: st.DataObject) -> None:
     assert_same(case, counts=course["colocated"])
 
 
+REST: dict[str, Any] = {
+    "fixed_blocks": 0,
+    "watermark_blocks": 0,
+    "share_prefix": True,
+    "keep_kv": False,
+    "replicas": 1,
+    "dispatch": "static",
+    "graph_sizes": None,
+}
+
+
+def test_a_sequence_that_comes_back_at_its_old_phase_fills_its_window_once() -> None:
+    """Three steps away and three tokens longer: its old entry in the heap of windows fits again."""
+    law = DecodeLaw(step_time=np.array([0.0, 1.0, 1.0]), context_time=0.0, window_time=2.0**-10, window=40)
+    responses, extra, seconds = [[100, 0], [4, 50]], [[0], [3]], [[0.0], [2.5]]
+    options: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "kv_blocks": None, "block_size": 16}
+    work = check_workload(
+        prompt_tokens=[1, 3], response_tokens=responses, environment_tokens=extra, environment_seconds=seconds
+    )
+    sim = Simulation(law=law, work=work, engine=check_engine(law, work, **options, **REST))
+    twin = Twin(law=law, prompts=[1, 3], responses=responses, extra=extra, seconds=seconds, **options)
+    sim.run()
+    twin.run()
+    assert sim.finish.tolist() == [r.finish for r in twin.all]
+
+
 @pytest.mark.parametrize("window", [0, 7])
 def test_long_spans_end_at_the_right_step(window: int) -> None:
     """Few sequences, long responses: overflow, saturation and chunks all fall inside of long spans."""
@@ -207,16 +233,7 @@ def test_long_spans_end_at_the_right_step(window: int) -> None:
     prompts, responses = [400, 3, 90, 700], [[500], [900], [333], [60]]
     options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 5, "kv_blocks": 260, "block_size": 8}
     work = check_workload(prompt_tokens=prompts, response_tokens=[r[0] for r in responses])
-    rest: dict[str, Any] = {
-        "fixed_blocks": 1,
-        "watermark_blocks": 0,
-        "share_prefix": True,
-        "keep_kv": False,
-        "replicas": 1,
-        "dispatch": "static",
-        "graph_sizes": None,
-    }
-    sim = Simulation(law=law, work=work, engine=check_engine(law, work, **options, **rest))
+    sim = Simulation(law=law, work=work, engine=check_engine(law, work, **options, **(REST | {"fixed_blocks": 1})))
     twin = Twin(law=law, prompts=prompts, responses=responses, fixed_blocks=1, **options)
     sim.run()
     twin.run()

@@ -15,13 +15,12 @@ from batchsim.specs.lengths import Lengths
 from batchsim.specs.models import find_model
 from batchsim.system.decode_law import DecodeLaw
 from batchsim.system.memory import cache_room
-from batchsim.system.pipeline import curve_middle, on_curve, rollout_step_time, throughput
+from batchsim.system.pipeline import critical_on_curve, curve_middle, on_curve, rollout_step_time, throughput
 from batchsim.system.pipeline.specified import (
     STEP_MODES,
     Generation,
     best_split,
     compose,
-    critical_gen_batch_of,
     generation_table,
 )
 from batchsim.system.roofline import deploy
@@ -199,11 +198,11 @@ class TestComposition:
     def test_critical_batch(self) -> None:
         r = [16, 32, 64, 128, 256, 512, 1024, 2048]
         table = generation_table(generation(), rollout_batch=r, gpus=1)
-        found = critical_gen_batch_of(table)
+        found = critical_on_curve(r, table["gen_time"])
         rate = np.array(r) / table["gen_time"].values
         assert r[0] < found < r[-1]
         assert np.interp(np.log(found), np.log(r), rate) == pytest.approx(0.9 * rate.max(), rel=0.03)
-        assert math.isnan(critical_gen_batch_of(table.isel(rollout_batch=[0])))
+        assert math.isnan(critical_on_curve([16], [1.0]))
 
 
 class TestSplit:

@@ -125,6 +125,8 @@ class Calibration:
             low, mid, high = np.quantile(getattr(self, name), [0.1, 0.5, 0.9], method="nearest")
             lines.append(f"{name:<22} {mid:>10.4g} {low:>10.4g} {high:>10.4g}  {self.sources[name]}")
         for name, value in self.stages.items():
+            if name.endswith(("curve", "limits")):
+                continue
             if isinstance(value, str):
                 continue
             low, mid, high = np.quantile(np.atleast_1d(value), [0.1, 0.5, 0.9], method="nearest")
@@ -187,7 +189,9 @@ def calibrate(
     learning, log_n0, law_misfit, sources = draw_learning(
         plan.learning, recipe, evidence, arms, draws=draws, rng=rng, warnings=warnings
     )
-    fit, stages, absolute = system_stages(nodes, plan, recipe, draws=draws, rng=rng, sources=sources, warnings=warnings)
+    fit, stages, absolute = system_stages(
+        nodes, plan, recipe, draws=draws, rng=rng, seed=seed, sources=sources, warnings=warnings
+    )
     limit = memory_limit(plan, recipe, warnings)
     stages = cap_stages(stages, limit, fit)
     n0 = np.exp(log_n0) if log_n0 is not None else None

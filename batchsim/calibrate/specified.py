@@ -3,7 +3,7 @@ r"""The system side from specifications alone: model, GPU, engine and lengths in
 The stage times are curves over the rollout batch: generation simulated over the roofline's decode law, training
 modelled from FLOPs and bytes. What they are wrong by is what the validations found on data that no constant saw:
 
-    t_gen  = f_g (R/R_m)^e t_gen(R)        log f_g normal with the quantiles of `validate serving`, e ~ N(0, slope error)
+    t_gen   = f_g (R/R_m)^e t_gen(R)       log f_g normal with the quantiles of `validate serving`, e with its slopes
     t_train = f_t t_train(R)               log f_t normal with the quantiles of `validate training`
 
 so that throughput ratios carry the error of the curves' shape (e) and of the balance between the stages (f_g/f_t),
@@ -23,20 +23,27 @@ from numpy.typing import NDArray
 
 from batchsim.errors import InputError
 from batchsim.plan import Plan
+from batchsim.specs.counts import weight_bytes
 from batchsim.specs.gpu import GPU
 from batchsim.specs.gpus import find_gpu
 from batchsim.specs.huggingface import quantised
 from batchsim.specs.models import find_model
 from batchsim.specs.recipe import Recipe
 from batchsim.system.memory import cache_room
-from batchsim.system.pipeline.specified import Generation, generation_table
+from batchsim.system.pipeline.specified import Generation, TrainTime, best_split, compose, generation_table
+from batchsim.system.rollout import draw
 from batchsim.system.roofline.deployment import deploy
 from batchsim.system.roofline.efficiency import model_error, slope_error
+from batchsim.system.training import Trainer, make_trainer, sync_seconds, train_time_of, training_error
 
 Array = NDArray[np.float64]
 SPECIFIED = "specifications"
 """Source of stage times that nothing measured."""
 DOUBLINGS = range(-3, 8)
+NETWORK = 50e9
+"""Between nodes [B/s] per GPU and direction where the plan does not say: 400 Gb/s, as in NVIDIA's DGX H100 and B200."""
+SPLITS = 16
+"""Divisions of the GPUs that are tried."""
 Z80 = 1.2816
 """Standard deviations between the median of a normal and its 90 % quantile."""
 
@@ -209,7 +216,118 @@ def specified_stages(
         f"{system.generation.max_num_seqs} sequences each); "
         "its error is that of `batchsim validate serving` on GPUs left out"
     )
-    return stages | _training(system, batches)
+    seconds, source = training_seconds(system)
+    if source:
+        warnings.append(
+            f"training is modelled from specifications ({source}); `batchsim validate training` has its error"
+        )
+        stages["train_factor"] = lognormal(training_error(), draws, rng)
+    stages["train_curve"] = (batches, seconds(batches, system.training_gpus))
+    return stages
+
+
+def training_seconds(system: Specified) -> tuple[TrainTime, str]:
+    """Seconds of training as a function of rollout batches and GPUs, and what its constants rest on.
+
+    Parameters
+    ----------
+    system : Specified
+
+    Returns
+    -------
+    seconds : callable
+        Of an array of rollout batches [responses] and the GPUs that train.
+    source : str
+        Empty where the plan states the law, which then holds for any number of GPUs as it stands.
+
+    Raises
+    ------
+    InputError
+        For a trainer that does not fit the GPUs or their memory.
+    """
+    plan, recipe = system.plan, system.recipe
+    engine = plan.engine
+    if engine.train_time_per_response or engine.train_time_intercept:
+
+        def stated(batches: Array, gpus: int) -> Array:
+            return np.asarray(engine.train_time_intercept + engine.train_time_per_response * batches)
+
+        return stated, ""
+    trainer = _trainer(system, "rl")
+    mean, spread = sequence_length(plan, seed=0)
+    seconds = train_time_of(
+        trainer,
+        length=mean,
+        length_cv=spread,
+        updates_per_rollout=recipe.updates_per_rollout,
+        epochs=recipe.epochs,
+        old_logprobs=plan.trainer.old_logprobs,
+        reference=plan.trainer.reference,
+        critic=_trainer(system, "value") if plan.trainer.critic else None,
+        sync_time=synchronisation(system),
+    )
+    return seconds, trainer.efficiency.source
+
+
+def _trainer(system: Specified, loss: str) -> Trainer:
+    spec, lengths = system.plan.trainer, system.plan.lengths
+    tokens, sequences = spec.micro_batch_tokens, spec.micro_batch_sequences
+    if tokens is None and sequences is None:
+        mean, _ = sequence_length(system.plan, seed=0)
+        longest = (lengths.prompt_mean or 0.0) + (lengths.max_tokens or 4 * mean)
+        tokens = max(16_384, math.ceil(longest))
+    architecture = find_model(system.plan.model.name)
+    return make_trainer(
+        architecture,
+        system.gpu,
+        gpus=system.training_gpus,
+        micro_batch_tokens=tokens,
+        micro_batch_sequences=sequences,
+        packing=spec.packing,
+        tensor_parallel=spec.tensor_parallel,
+        pipeline_parallel=spec.pipeline_parallel,
+        context_parallel=spec.context_parallel,
+        expert_parallel=spec.expert_parallel,
+        sharding=spec.sharding,
+        recompute=spec.recompute,
+        offload=spec.offload,
+        lora_rank=spec.lora_rank,
+        loss=loss,
+        network_bandwidth=system.plan.engine.network_bandwidth or NETWORK,
+    )
+
+
+def sequence_length(plan: Plan, *, seed: int) -> tuple[float, float]:
+    """Mean length of a whole sequence [tokens] and its coefficient of variation [1], from a draw of the lengths."""
+    drawn = draw(plan.lengths, groups=4096, group_size=1, rng=np.random.default_rng(seed))
+    responses = drawn.response_tokens.reshape(len(drawn.prompt_tokens), -1).sum(axis=1)
+    total = drawn.prompt_tokens + responses + drawn.environment_tokens.reshape(len(responses), -1).sum(axis=1)
+    return float(total.mean()), float(total.std() / total.mean())
+
+
+def synchronisation(system: Specified) -> float:
+    """Seconds for new weights to reach the engine."""
+    served = system.generation.deployment
+    if served is None:
+        return 0.0
+    size = weight_bytes(served.architecture)
+    network = system.plan.engine.network_bandwidth
+    apart = system.mode == "async"
+    node = system.gpu.node_size or 8
+    if apart and system.generation_gpus + system.training_gpus > node:
+        return float(
+            sync_seconds(
+                size,
+                system.gpu,
+                route="network",
+                senders=min(system.training_gpus, node),
+                network_bandwidth=network or NETWORK,
+            )
+        )
+    if system.gpu.link_bandwidth is None:
+        return 0.0
+    route = "broadcast" if apart else "colocated"
+    return float(sync_seconds(size, system.gpu, route=route, tensor_parallel=served.tensor_parallel))
 
 
 def lognormal(quantiles: tuple[float, float], draws: int, rng: np.random.Generator) -> Array:
@@ -236,3 +354,75 @@ def stage_table(
         draws=draws,
         seed=seed,
     )
+
+
+def what_if(system: Specified, rollout_batch: int, *, seed: int = 0) -> list[dict[str, Any]]:
+    """What other GPUs and another division of them would change at one batch, at the middle of the model's errors.
+
+    Parameters
+    ----------
+    system : Specified
+    rollout_batch : int [responses]
+    seed : int
+        Of the lengths, common to all.
+
+    Returns
+    -------
+    list of dict
+        `change` in words, `mode`, `generation_gpus`, `training_gpus`, `throughput` [responses/s] and its
+        `throughput_ratio` to the plan's own, first of all the plan itself. A change that does not fit is left out.
+    """
+    seconds, _ = training_seconds(system)
+    own = _middle(system, rollout_batch, system.generation_gpus, system.training_gpus, system.mode, seconds, seed)
+    rows = [("the plan", system.mode, system.generation_gpus, system.training_gpus, own)]
+    twice = 2 * system.generation_gpus, 2 * system.training_gpus
+    try:
+        q = _middle(system, rollout_batch, *twice, system.mode, seconds, seed)
+        rows.append(("twice the GPUs", system.mode, *twice, q))
+    except InputError:
+        pass
+    apart = system.mode == "async"
+    every = system.generation_gpus + (system.training_gpus if apart else 0)
+    try:
+        split = best_split(
+            system.generation,
+            gpus=every,
+            rollout_batch=rollout_batch,
+            train_time=seconds,
+            overhead_time=system.plan.engine.overhead_time,
+            train_step=_rank(system),
+            most=SPLITS,
+            seed=seed,
+        )
+        best = split.sel(split=split.attrs["best"])
+        name = "the best split" if apart else "asynchronous generation on the best split"
+        rows.append((name, "async", split.attrs["best"], int(best["training_gpus"]), float(best["throughput"])))
+    except InputError:
+        pass
+    return [
+        {
+            "change": change,
+            "mode": mode,
+            "generation_gpus": int(generating),
+            "training_gpus": int(training),
+            "throughput": q,
+            "throughput_ratio": q / own,
+        }
+        for change, mode, generating, training, q in rows
+    ]
+
+
+def _rank(system: Specified) -> int:
+    t = system.plan.trainer
+    return t.tensor_parallel * t.pipeline_parallel * t.context_parallel
+
+
+def _middle(
+    system: Specified, rollout_batch: int, generating: int, training: int, mode: str, seconds: TrainTime, seed: int
+) -> float:
+    table = generation_table(
+        system.generation, rollout_batch=[rollout_batch], gpus=generating, mode=mode, draws=2, seed=seed
+    )
+    trained = seconds(np.array([float(rollout_batch)]), training)
+    ds = compose(table, train_time=trained, overhead_time=system.plan.engine.overhead_time)
+    return float(ds["throughput"].values[0])

@@ -27,6 +27,7 @@ RELATIVE_REFERENCE_ERROR = 1e-3
 """Relative error of the reference's own time where only ratios to it are stated: ratios carry the error."""
 MEASURED = "measured"
 """Source of a law that steady step times of logs gave."""
+PRIOR = "prior"
 STATED_DOF = 30.0
 """Degrees of freedom of errors that a plan states: near normal."""
 
@@ -38,6 +39,7 @@ def system_stages(
     *,
     draws: int,
     rng: np.random.Generator,
+    seed: int,
     sources: dict[str, str],
     warnings: list[str],
 ) -> tuple[StepTimeFit | None, dict[str, Any], bool]:
@@ -58,6 +60,11 @@ def system_stages(
         }
         return None, stages, True
     fit, absolute, source = _fit_system(nodes, plan, recipe)
+    if source == PRIOR and plan.is_specified():
+        from batchsim.calibrate.specified import SPECIFIED, specified, specified_stages
+
+        sources["step_time"] = SPECIFIED
+        return None, specified_stages(specified(plan, recipe), draws=draws, rng=rng, seed=seed, warnings=warnings), True
     if engine.observed and source == MEASURED:
         warnings.append("[[engine.observed]] is not used: the logs hold step times")
     if not fit.success:
@@ -112,7 +119,7 @@ def _fit_system(nodes: dict[str, xr.Dataset], plan: Plan, recipe: Recipe) -> tup
         rows[r] = (value, o.relative_error * value)
     batches = sorted(rows)
     fit = fit_means(batches, [rows[b][0] for b in batches], [rows[b][1] for b in batches], dof=STATED_DOF)
-    return fit, in_seconds, "given by the plan" if observed else "prior"
+    return fit, in_seconds, "given by the plan" if observed else PRIOR
 
 
 def memory_limit(plan: Plan, recipe: Recipe, warnings: list[str]) -> tuple[float, str]:
@@ -169,7 +176,8 @@ def _model_bytes(plan: Plan, warnings: list[str]) -> tuple[float | None, float |
 def cap_stages(stages: dict[str, Any], limit: tuple[float, str], fit: StepTimeFit | None) -> dict[str, Any]:
     """Stages whose generation plateau respects the concurrency limit."""
     capacity = limit[0]
-    if math.isinf(capacity):
+    # A simulated curve holds the limit already.
+    if math.isinf(capacity) or "gen_curve" in stages:
         return stages
     intercept, slope = stages["gen_time_intercept"], stages["gen_time_slope"]
     # The fitted law counts kept responses; a stated law counts generated ones.

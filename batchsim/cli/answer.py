@@ -188,6 +188,7 @@ def from_prediction(
         "critical_train_batch": _draw_interval(ds, "critical_train_batch", open_above=attrs["at_least"]),
         "critical_gen_batch": _draw_interval(ds, "critical_gen_batch"),
         "next_run": attrs["next_run"],
+        "what_if": attrs["what_if"],
         "settings": _settings(ds, trainer_of_prediction(ds, trainer), epochs),
         "parameters": {
             name: {"interval": _draw_interval(ds, name), "source": attrs["sources"][name]}

@@ -43,6 +43,8 @@ SHOWN = {
         "staleness_max",
         "response_length",
         "response_length_launched",
+        "responses_launched",
+        "responses_wasted",
         "preemptions_total",
         "recomputed_tokens",
     ),
@@ -100,7 +102,24 @@ def rollout(
     ] = 1.0,
     updates: Annotated[int, typer.Option(help="Updates to simulate (partial, async).", min=2)] = 24,
     update_seconds: Annotated[float, typer.Option(help="Time of an update (partial, async).")] = 0.0,
+    in_flight: Annotated[int | None, typer.Option(help="Most groups in flight (async) [default: P].", min=1)] = None,
+    queue: Annotated[
+        int | None, typer.Option(help="Most complete groups that wait (async) [default: P].", min=0)
+    ] = None,
+    launch_ahead: Annotated[
+        int | None, typer.Option(help="Versions whose groups may start before their weights (async).", min=0)
+    ] = None,
+    turns: Annotated[float, typer.Option(help="Mean number of turns of a response.", min=1)] = 1.0,
+    environment_seconds: Annotated[float, typer.Option(help="Mean time of the environment between turns.")] = 0.0,
+    environment_tokens: Annotated[float, typer.Option(help="Tokens that it appends.")] = 0.0,
+    give_back_kv: Annotated[bool, typer.Option("--give-back-kv", help="Drop the cache between turns.")] = False,
     stale: Annotated[bool, typer.Option("--stale-kv", help="Keep in-flight caches under new weights.")] = False,
+    batches: Annotated[
+        str | None,
+        typer.Option(
+            help="Also the time to generate these many responses, and its tangent at P x G.", metavar="N,N,..."
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Draws of the lengths to average.", min=1)] = 8,
     seed: opt.Seed = 0,
     plot: Annotated[Path | None, typer.Option(help="Write the plot of concurrency over time (png, pdf, svg).")] = None,
@@ -125,7 +144,17 @@ def rollout(
         kv_tokens=kv_tokens,
         max_num_seqs=max_num_seqs,
     )
-    lengths = _lengths(prompt_tokens, response_tokens, spread, max_tokens, group_share)
+    lengths = _lengths(
+        prompt_mean=prompt_tokens,
+        response_mean=response_tokens,
+        response_spread=spread,
+        max_tokens=max_tokens,
+        group_share=group_share,
+        turns=turns,
+        environment_seconds=environment_seconds,
+        environment_tokens=environment_tokens,
+        keep_kv=not give_back_kv,
+    )
     asked = _Asked(
         replica=replica,
         lengths=lengths,
@@ -134,8 +163,13 @@ def rollout(
         mode=mode,
         gen_ratio=gen_ratio,
         updates=updates,
-        update_seconds=update_seconds,
-        recompute=not stale,
+        course={
+            "update_seconds": update_seconds,
+            "recompute": not stale,
+            "in_flight": in_flight,
+            "queue_groups": queue,
+            "launch_ahead": launch_ahead,
+        },
         pass_rate=pass_rate,
         concentration=concentration,
         refill=refill,
@@ -145,12 +179,14 @@ def rollout(
             "dispatch": dispatch,
         },
     )
+    sizes = _sizes(batches, group_size)
     with bar(seeds, "rollout") as advance:
         found = []
         for number in range(seeds):
             found.append(_simulate_once(asked, seed, number))
             advance()
-    _deliver(asked, found, seed=seed, plot=plot, out=out, json=json)
+    curve = _curve(asked, sizes, seeds, seed) if sizes else None
+    _deliver(asked, found, curve, seed=seed, plot=plot, out=out, json=json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +210,7 @@ class _Asked:
     mode: str
     gen_ratio: float
     updates: int
-    update_seconds: float
-    recompute: bool
+    course: dict[str, Any]
     pass_rate: float | None
     concentration: float
     refill: str
@@ -215,19 +250,13 @@ def _check_out(path: Path | None) -> None:
         ) from error
 
 
-def _lengths(prompt: float, response: float, spread: float, max_tokens: int | None, group_share: float) -> Lengths:
+def _lengths(**stated: Any) -> Lengths:
     from pydantic import ValidationError
 
     from batchsim.specs.lengths import Lengths
 
     try:
-        return Lengths(
-            prompt_mean=prompt,
-            response_mean=response,
-            response_spread=spread,
-            max_tokens=max_tokens,
-            group_share=group_share,
-        )
+        return Lengths(**stated)
     except ValidationError as error:
         first = error.errors()[0]
         names = {"prompt_mean": "prompt-tokens", "response_mean": "response-tokens", "response_spread": "spread"}
@@ -357,6 +386,9 @@ def _simulate_once(asked: _Asked, seed: int, number: int) -> xr.Dataset:
         "law": asked.replica.law,
         "prompt_tokens": drawn.prompt_tokens,
         "response_tokens": drawn.response_tokens,
+        "environment_tokens": drawn.environment_tokens if drawn.environment_tokens.size else 0,
+        "environment_seconds": drawn.environment_seconds if drawn.environment_seconds.size else 0.0,
+        "keep_kv": asked.lengths.keep_kv,
         "group_size": asked.group_size,
         "kept": kept,
         "max_num_seqs": asked.replica.max_num_seqs,
@@ -377,14 +409,61 @@ def _simulate_once(asked: _Asked, seed: int, number: int) -> xr.Dataset:
         updates=asked.updates,
         mode=asked.mode,
         gen_ratio=asked.gen_ratio,
-        update_seconds=asked.update_seconds,
-        recompute=asked.recompute,
         warm_up=asked.warm_up,
+        **asked.course,
     )
 
 
+def _sizes(text: str | None, group_size: int) -> list[int]:
+    sizes = opt.numbers(text, "--batches")
+    for size in sizes:
+        if size < 1 or size % group_size:
+            raise InputError(
+                f"--batches {size:g} is no whole number of groups of {group_size}", remedy="as --batches 256,512,1024"
+            )
+    return [int(size) for size in sizes]
+
+
+def _curve(asked: _Asked, sizes: list[int], seeds: int, seed: int) -> dict[str, Any]:
+    """Time to generate batches, and the local law at P G."""
+    from batchsim.cli.answer import number
+    from batchsim.system.rollout import generation_curve, generation_law
+
+    common: dict[str, Any] = {
+        "law": asked.replica.law,
+        "lengths": asked.lengths,
+        "group_size": asked.group_size,
+        "draws": seeds,
+        "seed": seed,
+        "max_num_seqs": asked.replica.max_num_seqs,
+        "kv_blocks": asked.replica.kv_blocks,
+        "fixed_blocks": asked.replica.fixed_blocks,
+    } | asked.engine
+    with bar(seeds * (len(sizes) + 5), "batches") as advance:
+        curve = generation_curve(sizes, **common, progress=lambda done, total: advance())
+        tangent = generation_law(asked.prompts * asked.group_size, **common, progress=lambda done, total: advance())
+    rows = [
+        {
+            "gen_batch": size,
+            "gen_time": number(curve["gen_time"].values[i]),
+            "standard_error": number(curve["gen_time_se"].values[i]),
+            "gen_throughput": number(curve["gen_throughput"].values[i]),
+        }
+        for i, size in enumerate(sizes)
+    ]
+    names = ("gen_batch", "gen_time_intercept", "gen_time_slope", "gen_throughput_max")
+    return {"batches": rows, "tangent": {name: number(tangent[name]) for name in names}}
+
+
 def _deliver(
-    asked: _Asked, found: list[xr.Dataset], *, seed: int, plot: Path | None, out: Path | None, json: bool
+    asked: _Asked,
+    found: list[xr.Dataset],
+    curve: dict[str, Any] | None,
+    *,
+    seed: int,
+    plot: Path | None,
+    out: Path | None,
+    json: bool,
 ) -> None:
     from batchsim.cli import answer
 
@@ -397,7 +476,7 @@ def _deliver(
         from batchsim.plot import plot_rollout
 
         opt.save_plot(plot, lambda ax: plot_rollout(found[0], ax=ax))
-    result = as_answer(asked, found, seed)
+    result = as_answer(asked, found, seed) | (curve or {})
     if json:
         answer.write(result)
     else:
@@ -484,4 +563,20 @@ def print_rollout(result: dict[str, Any]) -> None:
         f"{'s' if result['replicas'] != 1 else ''}; {result['law']}"
     )
     print_rows(console, title, rows)
+    if "batches" in result:
+        cells: list[dict[str, Cell]] = [
+            {
+                "generated responses": f"{row['gen_batch']:,}",
+                "time (s)": (short(row["gen_time"]), f"(+- {short(row['standard_error'], 2)})"),
+                "responses/s": short(row["gen_throughput"]),
+            }
+            for row in result["batches"]
+        ]
+        at = result["tangent"]
+        law = (
+            f"at {at['gen_batch']:,}: t_gen = {short(at['gen_time_intercept'])} s + "
+            f"{short(at['gen_time_slope'])} s x B_gen, at most {short(at['gen_throughput_max'])} responses/s"
+        )
+        print_rows(console, "all groups kept", cells)
+        console.print(law, soft_wrap=True)
     print_notes(console, result["warnings"])

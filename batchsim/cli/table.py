@@ -374,6 +374,7 @@ def _sentences(answer: dict[str, Any]) -> list[str]:
         + "; ".join(f"{name} {span(p['interval'])} ({p['source']})" for name, p in parameters.items())
         + "."
     )
+    said += _what_if_sentences(answer["what_if"])
     next_run = answer["next_run"]
     if next_run is not None:
         said.append(
@@ -383,3 +384,16 @@ def _sentences(answer: dict[str, Any]) -> list[str]:
     else:
         said.append("No further pilot is expected to shorten the run by half a percent of T0.")
     return said
+
+
+def _what_if_sentences(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What twice the GPUs and another split would change, at the batch that was chosen."""
+    if not rows:
+        return []
+    parts = [
+        f"{row['change']} ({row['generation_gpus']} generate, {row['training_gpus']} train): "
+        f"{row['throughput_ratio']:.2f} times the throughput"
+        for row in rows[1:]
+    ]
+    own = f"At the chosen batch the plan collects {rows[0]['throughput']:.3g} kept responses per second"
+    return [f"{own}; {'; '.join(parts)}." if parts else f"{own}."]

@@ -21,6 +21,7 @@ CLAIMS = {
     "kernels": "kernel laws against tables they were not fitted to",
     "trace": "the simulated rollout against logged runs, request by request",
     "makespan": "the simulated rollout against batches sent at once",
+    "training": "training step times, by models and rows left out",
 }
 
 
@@ -74,6 +75,10 @@ def _validated(claim: str, data: Path | None, seed: int) -> dict[str, Any]:
             from batchsim.validate.serving import validate_serving
 
             return validate_serving(data, progress=stage)
+        if claim == "training":
+            from batchsim.validate.training import validate_training
+
+            return validate_training(data, progress=stage)
         if claim in ("trace", "makespan"):
             from batchsim.validate import rollouts
 

@@ -6,6 +6,9 @@ from typing import Any
 
 from batchsim.cli.table import Cell, make_console, print_notes, print_rows
 
+RESTS = {"the same, the priors' weight chosen without it": "weight_chosen", "a row left out": "left_out_row"}
+"""Further figures beside the overall one."""
+
 
 def print_slices(result: dict[str, Any]) -> None:
     """Print the overall figure, slices by claim, and what was skipped.
@@ -13,12 +16,15 @@ def print_slices(result: dict[str, Any]) -> None:
     Parameters
     ----------
     result : dict
-        Of `validate.serving.validate_serving` or `validate.kernels.validate_kernels`.
+        Of a validation of the system wing: serving, kernels, training.
     """
     console = make_console()
     overall = result["overall"]
     if overall:
         console.print(overall_sentence(result["name"], overall), soft_wrap=True)
+    for name, key in RESTS.items():
+        if overall.get(key):
+            console.print(overall_sentence(name, overall[key]), soft_wrap=True)
     groups: dict[str, list[dict[str, Any]]] = {}
     for part in result["slices"]:
         groups.setdefault(_group(part), []).append(part)
@@ -34,6 +40,7 @@ def overall_sentence(name: str, overall: dict[str, Any]) -> str:
     what = {
         "serving": "time per output token on a GPU whose serving rows no constant saw",
         "kernels": "one layer's experts, their number left out",
+        "training": "time of an update of a model whose rows no constant saw",
     }.get(name, name)
     said = f"{what}: median error {_percent(overall['median_ape'])}, mean {_percent(overall['mape'])}"
     if "max_ape" in overall:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from batchsim.logs.registry import dialect_of
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -40,7 +42,7 @@ _UNITS = {
     "learning_rate": "(learning rate)",
 }
 _PLACES = ("evaluation_responses", "evaluation_elapsed", "evaluation_wall", "evaluation_seconds", "score")
-_MINI_BATCH = "/ ppo_mini_batch_size"
+_MINI_BATCH = re.compile(r"/ [\w.]*(?:mini|global)_batch_size$")
 _LARGEST_RATE = "is the largest logged value"
 
 
@@ -137,7 +139,7 @@ def _updates_line(attrs: Mapping[str, Any], given: Mapping[str, Any]) -> str:
     source = stated.get("updates_per_rollout", "")
     if "train_batch" not in attrs:
         return str(_source_line("updates_per_rollout", attrs, given))
-    if source.endswith(_MINI_BATCH) and "prompts" in attrs:
+    if _MINI_BATCH.search(source) and "prompts" in attrs:
         mini = attrs["prompts"] * epochs // updates
         return _equation(f"{source} = {attrs['prompts']} x {epochs} / {mini}", updates, unit)
     if source or given.get("updates_per_rollout") is not None:
@@ -238,6 +240,20 @@ _REMEDIES: dict[str, dict[str, str]] = {
 }
 
 
+# Why a quantity is needed; how a framework supplies it follows from its dialect.
+_WHY = {
+    "score": "N*, T and r_N need one",
+    "evaluations": "N* needs one before and one after the target",
+    "step_seconds": "q, T and r_q need it",
+    "phases": "what the step waits for stays unknown",
+    "grad_norm": "the noise scale is a prior without it",
+    "evaluation_seconds": "wall-clock T is unknown",
+    "eval_samples": "the evaluation's own noise is unknown",
+}
+_OR_OPTION = {"step_seconds": ", or give --step-seconds", "eval_samples": ", or give measure --score-error"}
+_STAGES = ("generation_seconds", "training_seconds")
+
+
 def missing(ds: xr.Dataset) -> list[Missing]:
     """What `measure` and `predict` would use and the log lacks, with the option or setting that supplies it.
 
@@ -247,11 +263,27 @@ def missing(ds: xr.Dataset) -> list[Missing]:
         One run from `read_logs`.
     """
     framework = trainer(ds)
-    return [
-        Missing(quantity=name, remedy=remedies.get(framework, remedies[""]))
-        for name, remedies in _REMEDIES.items()
-        if _lacks(ds, name)
-    ]
+    return [Missing(quantity=name, remedy=_remedy(framework, name)) for name in _REMEDIES if _lacks(ds, name)]
+
+
+def _remedy(framework: str, name: str) -> str:
+    """What supplies a quantity: the framework's own setting, the metrics that hold it, or an option."""
+    remedies = _REMEDIES[name]
+    dialect = dialect_of(framework)
+    if dialect is None or framework in remedies or name not in _WHY:
+        return remedies.get(framework, remedies[""])
+    column = dialect.columns.get(name)
+    if name in dialect.advice:
+        how = dialect.advice[name]
+    elif name == "phases":
+        keys = [dialect.columns[part].keys[0] for part in _STAGES if part in dialect.columns]
+        how = f"keep {' and '.join(keys)}" if len(keys) == len(_STAGES) else f"{dialect.title} does not log them"
+    elif name in ("evaluation_seconds", "eval_samples"):
+        keys = list(dialect.evaluation if name == "evaluation_seconds" else dialect.samples)
+        how = f"keep {' or '.join(keys)}" if keys else f"{dialect.title} does not log it"
+    else:
+        how = f"{dialect.title} does not log it" if column is None else f"keep {' or '.join(column.keys)}"
+    return f"{_WHY[name]}: {how}{_OR_OPTION.get(name, '')}"
 
 
 def _lacks(ds: xr.Dataset, name: str) -> bool:

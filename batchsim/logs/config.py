@@ -1,18 +1,19 @@
 """A configuration file beside a log, as dotted keys and their values.
 
-- YAML (Hydra's `config.yaml`) and JSON: nested mappings become dotted keys; keys may be dotted already.
+- YAML (Hydra's `config.yaml`), JSON and TOML: nested mappings become dotted keys; keys may be dotted already.
 - Hydra's `overrides.yaml`: a list of ``key=value``, with or without a leading ``+``.
 
 YAML is read by the safe loader of PyYAML (extra `yaml`). Its version 1.1 takes ``1e-6`` for text, and
 Hydra leaves ``${...}`` where it means another key, so values stay text here and readers convert them.
 
-`config_beside` finds the file that Hydra leaves: `config.yaml` in the log's folder, or `.hydra/`.
+`config_beside` finds the file that a framework leaves in its log's folder, such as Hydra's `config.yaml`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,6 @@ from batchsim.errors import InputError
 MAX_BYTES = 2**24
 MAX_KEYS = 100_000
 _DEEPEST = 32
-_BESIDE = ("config.yaml", ".hydra/config.yaml", "overrides.yaml", ".hydra/overrides.yaml")
 _NEEDS_YAML = "install PyYAML (pip install 'batchsim[yaml]'), or give the configuration as JSON"
 
 
@@ -45,7 +45,7 @@ def load_config(path: str | Path) -> Config:
     Parameters
     ----------
     path : str or pathlib.Path
-        A YAML or JSON file.
+        A YAML, JSON or TOML file.
 
     Raises
     ------
@@ -64,7 +64,8 @@ def load_config(path: str | Path) -> Config:
             f"larger than {MAX_BYTES // 2**20} MiB", remedy="give the run's configuration alone", where=where
         )
     text = raw.decode("utf-8-sig", errors="replace")
-    loaded = _json(text, where) if where.endswith(".json") else _yaml(text, where)
+    read = {".json": _json, ".toml": _toml}.get(Path(where).suffix, _yaml)
+    loaded = read(text, where)
     pairs = _overrides(loaded) if isinstance(loaded, list) else _flat(loaded, "", _DEEPEST)
     # A few YAML aliases can stand for billions of entries.
     values = dict(islice(pairs, MAX_KEYS + 1))
@@ -77,17 +78,19 @@ def load_config(path: str | Path) -> Config:
     return Config(path=where, values=values)
 
 
-def config_beside(folder: str | Path, section: str) -> Path | None:
-    """The configuration that Hydra left in a log's folder, if it has the framework's `section`.
+def config_beside(folder: str | Path, section: str, names: Sequence[str]) -> Path | None:
+    """The configuration that a framework left in a log's folder.
 
     Parameters
     ----------
     folder : str or pathlib.Path
         Folder of the log.
     section : str
-        Top-level key by which the framework's configuration is known.
+        Key by which the framework's configuration is known.
+    names : sequence of str
+        What it is called.
     """
-    for name in _BESIDE:
+    for name in names:
         path = Path(folder) / name
         try:
             if path.is_file() and section in path.read_text(errors="replace")[:MAX_BYTES]:
@@ -102,6 +105,13 @@ def _json(text: str, where: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON ({error})", remedy="copy the file again", where=where) from error
+
+
+def _toml(text: str, where: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not TOML ({error})", remedy="copy the file again", where=where) from error
 
 
 def _yaml(text: str, where: str) -> Any:

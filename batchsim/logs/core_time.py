@@ -54,7 +54,9 @@ def core_seconds(
         return sum(float(np.median(left[some])) for some in held if some.any())
 
     # The first of equal ones is the rule that is known.
-    choices = sorted(product((1, 0), repeat=len(events)), key=lambda choice: choice != known)
+    choices: list[tuple[int, ...]] = sorted(
+        product((1, 0), repeat=len(events)), key=lambda choice: tuple(choice) != known
+    )
     core = step
     for name, values, counted in zip(events, seconds, min(choices, key=misfit), strict=True):
         lost = np.isfinite(step) & (values > 0)

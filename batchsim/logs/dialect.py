@@ -53,7 +53,7 @@ class Metric:
     add : bool
         Whether the keys are parts of a sum.
     less : tuple of str
-        Names that are subtracted where the row holds them.
+        Names that are subtracted; without them the value is unknown.
     factor : float
         From the framework's unit to ours.
     zero_unknown : bool
@@ -77,7 +77,7 @@ class Metric:
             for other in values[1:]:
                 result = np.where(np.isnan(result), other, result)
         for key in self.less:
-            result = result - np.nan_to_num(rows.column(key))
+            result = result - rows.column(key)
         return np.where(result == 0, np.nan, result) if self.zero_unknown else result * self.factor
 
     @property
@@ -142,6 +142,8 @@ class Dialect:
         Metrics that hold the seconds of an evaluation [s].
     samples : tuple of str
         Metrics that count the prompts or responses of an evaluation.
+    validation : tuple of str
+        What the names of metrics of an evaluation begin with; alone they are no row of training.
     counted : tuple of str
         Metrics that count the kept responses of a step.
     prefixes : tuple of str
@@ -170,6 +172,7 @@ class Dialect:
     events: tuple[Event, ...] = ()
     evaluation: tuple[str, ...] = ()
     samples: tuple[str, ...] = ()
+    validation: tuple[str, ...] = ()
     counted: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     prepare: Callable[[Steps, list[str]], None] | None = None
@@ -226,7 +229,7 @@ class Collector:
         dialect = self.dialect
         scores = {name: value for name, value in entry.values.items() if dialect.score(name)}
         train = {name: value for name, value in entry.values.items() if name not in scores}
-        trains = not train.keys() <= self._apart
+        trains = any(name not in self._apart and not name.startswith(dialect.validation) for name in train)
         place = entry.step - dialect.evaluated_before
         segment = self._segment_of(entry.step, place, train if trains else {}, entry.line)
         segment.names.update(entry.values.keys())
@@ -346,6 +349,7 @@ def _run(dialect: Dialect, source: Source, segment: _Segment, warnings: list[str
         warnings=notes,
         inferred_rollout_batch=inferred,
         base=dialect.first - 1,
+        from_zero=dialect.first == 0,
         batch_hint=f", and neither the log nor a file beside it states a configuration of {dialect.title}",
         norm_reduction=dialect.norms,
         rules=dialect.rules,
@@ -386,7 +390,7 @@ def _columns(dialect: Dialect, rows: Steps, notes: list[str]) -> tuple[dict[str,
     columns = {name: metric.column(rows) for name, metric in dialect.columns.items()}
     provenance = {name: metric.source for name, metric in dialect.columns.items()}
     events = {event.name: Metric(keys=event.keys).column(rows) for event in dialect.events}
-    for name, metric in dialect.columns.items():
+    for metric in dialect.columns.values():
         zeros = int((Metric(keys=metric.keys).column(rows) == 0).sum()) if metric.zero_unknown else 0
         if zeros:
             notes.append(f"{metric.keys[0]} is printed as 0 in {zeros} steps (rounded away); unknown there")

@@ -1,11 +1,12 @@
 """A candidate batch in the user's own keys: lines to paste into the trainer that wrote the logs.
 
-Frameworks count a batch in three units, so the same recipe (P prompts, G responses per prompt, M updates
-and E passes per rollout step, B = P G E / M responses per update) has three spellings:
+Frameworks count a batch in four units, so the same recipe (P prompts, G responses per prompt, M updates
+and E passes per rollout step, B = P G E / M responses per update) has four spellings:
 
-    verl                  mini-batch in PROMPTS      B / G = P E / M
+    verl, SkyRL, EasyR1   mini-batch in PROMPTS      B / G = P E / M
     NeMo-RL, OpenRLHF,    mini-batch in RESPONSES    B
-    slime
+    slime, prime-rl
+    AReaL, Tinker, RLinf  UPDATES per rollout step   M
     TRL                   COMPLETIONS per device     B / (devices x gradient_accumulation_steps)
 
 The number of devices is no argument of TRL, so its lines give the product and one worked example.
@@ -22,7 +23,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from batchsim.errors import InputError
 
@@ -74,7 +75,21 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """A framework's names, '' where it has none; `option` is how it takes one of them on a command line."""
+    """A framework's names for a recipe.
+
+    Attributes
+    ----------
+    title : str
+        Of the framework, for sentences.
+    prompts, group_size, mini_batch, learning_rate, epochs : str
+        Its keys, '' where it has none.
+    counts : {'responses', 'prompts', 'updates'}
+        What the key of the mini-batch counts.
+    option : str
+        How it takes a key on a command line.
+    remark : str
+        A line to add; ``{train_batch}`` stands for that number.
+    """
 
     title: str
     prompts: str
@@ -82,7 +97,7 @@ class Keys:
     mini_batch: str
     learning_rate: str
     epochs: str = ""
-    counts_prompts: bool = False
+    counts: Literal["responses", "prompts", "updates"] = "responses"
     option: str = "{key}={value}"
     remark: str = ""
 
@@ -96,7 +111,7 @@ _KEYS = {
         mini_batch=_ACTOR + "ppo_mini_batch_size",
         learning_rate=_ACTOR + "optim.lr",
         epochs=_ACTOR + "ppo_epochs",
-        counts_prompts=True,
+        counts="prompts",
     ),
     "mlperf": Keys(
         title="NeMo-RL (MLPerf)",
@@ -105,23 +120,6 @@ _KEYS = {
         mini_batch="policy.train_global_batch_size",
         learning_rate="policy.optimizer.kwargs.lr",
     ),
-    "openrlhf": Keys(
-        title="OpenRLHF",
-        prompts="rollout.batch_size",
-        group_size="rollout.n_samples_per_prompt",
-        mini_batch="train.batch_size",
-        learning_rate="actor.adam.lr",
-        epochs="train.max_epochs",
-        option="--{key} {value}",
-    ),
-    "slime": Keys(
-        title="slime",
-        prompts="rollout-batch-size",
-        group_size="n-samples-per-prompt",
-        mini_batch="global-batch-size",
-        learning_rate="lr",
-        option="--{key} {value}",
-    ),
 }
 _KEYS["verl_async"] = replace(
     _KEYS["verl"],
@@ -129,14 +127,14 @@ _KEYS["verl_async"] = replace(
     prompts="",
     remark="# trigger_parameter_sync_step and require_batches stay as they were; data.train_batch_size stays 0",
 )
-_KEYS["nemo_rl"] = _KEYS["mlperf"]
-_TITLES = {**{name: keys.title for name, keys in _KEYS.items()}, "nemo_rl": "NeMo-RL", "trl": "TRL"}
+_TRL = "TRL"
 NO_RATE = "# the learning rate is not known: keep the rate of the reference"
 
 
 def title(framework: str) -> str:
     """Name of a framework for a sentence; '' where `lines` are those of a plan."""
-    return _TITLES.get(framework, "")
+    keys = _keys(framework)
+    return _TRL if framework == "trl" else "" if keys is None else keys.title
 
 
 def trainer_of(runs: xr.DataTree | None) -> str:
@@ -176,7 +174,7 @@ def lines(framework: str, candidate: Candidate) -> list[str]:
     """
     if framework == "trl":
         return _trl(candidate)
-    keys = _KEYS.get(framework)
+    keys = _keys(framework)
     return _plan(candidate) if keys is None else _options(keys, candidate)
 
 
@@ -185,14 +183,26 @@ def rate_text(rate: float) -> str:
     return re.sub(r"e([+-])0*", lambda found: "e" + found[1].strip("+"), f"{rate:.3g}")
 
 
+def _keys(framework: str) -> Keys | None:
+    """Names of a framework, from here or from its reader; None where nobody knows them."""
+    from batchsim.logs.registry import dialect_of
+
+    dialect = dialect_of(framework)
+    return _KEYS.get(framework) or (dialect.paste if dialect is not None else None)
+
+
 def _known_rate(candidate: Candidate) -> float | None:
     rate = candidate.learning_rate
     return rate if rate is not None and math.isfinite(rate) and rate > 0 else None
 
 
 def _options(keys: Keys, candidate: Candidate) -> list[str]:
-    mini, remarks = candidate.train_batch, [keys.remark] if keys.remark else []
-    if keys.counts_prompts:
+    mini, remarks = candidate.train_batch, []
+    if keys.remark:
+        remarks.append(keys.remark.format(train_batch=candidate.train_batch))
+    if keys.counts == "updates":
+        mini = candidate.updates_per_rollout
+    if keys.counts == "prompts":
         mini, rest = divmod(candidate.train_batch, candidate.group_size)
         if rest:
             return [
@@ -200,11 +210,8 @@ def _options(keys: Keys, candidate: Candidate) -> list[str]:
                 f"{candidate.train_batch / candidate.group_size:.4g} prompts of {candidate.group_size}: "
                 "choose prompts or updates per rollout so that they are whole"
             ]
-    pairs = [
-        *([(keys.prompts, str(candidate.prompts))] if keys.prompts else []),
-        (keys.group_size, str(candidate.group_size)),
-        (keys.mini_batch, str(mini)),
-    ]
+    named = ((keys.prompts, candidate.prompts), (keys.group_size, candidate.group_size), (keys.mini_batch, mini))
+    pairs = [(key, str(value)) for key, value in named if key]
     if candidate.epochs != 1 and keys.epochs:
         pairs.append((keys.epochs, str(candidate.epochs)))
     elif candidate.epochs != 1:

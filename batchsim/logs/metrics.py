@@ -6,6 +6,7 @@ it was, and its own reader then makes the run, so that scopes and units are deci
 - verl's names are those of its console: ``actor/grad_norm``, ``timing_s/step``, ``val-core/...``.
 - The Hugging Face trainer renames TRL's on the way: ``train/reward``, and ``eval/reward`` for
   ``eval_reward``.
+- A framework with a `Dialect` is known by metrics that only it logs.
 
 Where the framework logged no step time, the tracker's clock gives it (`clock`).
 """
@@ -19,6 +20,7 @@ import numpy as np
 
 from batchsim.logs import trl, verl
 from batchsim.logs.clock import from_clock
+from batchsim.logs.dialect import run_of_rows
 from batchsim.logs.record import Run
 from batchsim.logs.source import Source
 from batchsim.logs.verl.settings import KEYS
@@ -35,7 +37,10 @@ _VERL = frozenset(
 )
 _VERL_SCORES = "val-core/"
 _TRL = frozenset(("reward", "completion_length", "completions/mean_length"))
-KNOWN_METRICS = "verl's (actor/grad_norm, timing_s/step, val-core/...) or TRL's (train/reward, eval/reward, ...)"
+KNOWN_METRICS = (
+    "verl's (actor/grad_norm, timing_s/step, val-core/...), TRL's (train/reward, eval/reward, ...) or those of another "
+    "framework that batchsim reads"
+)
 
 
 @dataclass
@@ -55,8 +60,13 @@ class Logged:
 
 
 def framework_of(names: Iterable[str]) -> str | None:
-    """The framework whose names these are: verl, trl, or None."""
+    """The framework whose names these are, None where nobody knows them."""
+    from batchsim.logs.registry import spoken
+
     held = set(names)
+    # Names that one framework alone has come before those that several share.
+    if (dialect := spoken(held)) is not None:
+        return dialect.name
     if held & _VERL or any(name.startswith(_VERL_SCORES) for name in held):
         return "verl"
     sent = {name.removeprefix("train/") for name in held if name.startswith("train/")}
@@ -79,7 +89,13 @@ def run_of(source: Source, logged: Logged, *, framework: str, name: str) -> Run:
     """
     logger = framework_of(logged.names)
     ordered = dict(sorted(logged.rows.items()))
-    run = _verl_run(source, logged, ordered) if logger == "verl" else _trl_run(source, logged, ordered)
+    from batchsim.logs.registry import dialect_of
+
+    dialect = dialect_of(logger or "")
+    if dialect is not None:
+        run = run_of_rows(dialect, source, ordered.items(), logged.arguments, logged.warnings)
+    else:
+        run = _verl_run(source, logged, ordered) if logger == "verl" else _trl_run(source, logged, ordered)
     facts = {**run.facts, "logged_by": logger}
     return replace(run, name=name, framework=framework, facts=facts)
 

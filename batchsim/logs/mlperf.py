@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from batchsim.logs.reader import Reader
 from batchsim.logs.recipe import Rules
 from batchsim.logs.record import Evaluations, Run
 from batchsim.logs.rows import Steps, number, whole_or_none
@@ -142,12 +143,20 @@ def _add(event: dict[str, Any], segment: _Segment, *, where: str) -> None:
         _add_stats(value, metadata, time, segment, where)
     elif key == "eval_start":
         segment.evaluations.append(_Evaluation(number(metadata.get("samples_count")), time))
-    elif key == "eval_stop" and segment.evaluations:
-        segment.evaluations[-1].stop = time
-    elif key == METRIC and segment.evaluations:
-        segment.evaluations[-1].score = number(value)
+    elif key == "eval_stop" and (open_one := _evaluation_of(segment, metadata)):
+        open_one.stop = time
+    elif key == METRIC and (open_one := _evaluation_of(segment, metadata)):
+        open_one.score = number(value)
     elif not metadata.get("samples_count"):
         segment.config[key] = value
+
+
+def _evaluation_of(segment: _Segment, metadata: dict[str, Any]) -> _Evaluation | None:
+    """The evaluation that is running; None where the event states another place."""
+    if not segment.evaluations:
+        return None
+    latest, stated = segment.evaluations[-1], number(metadata.get("samples_count"))
+    return latest if math.isnan(stated) or stated == latest.responses else None
 
 
 def _add_stats(value: dict[str, Any], metadata: dict[str, Any], time: float, segment: _Segment, where: str) -> None:
@@ -229,3 +238,12 @@ def _evaluations(evaluations: list[_Evaluation], segment: _Segment) -> Evaluatio
         wall=start - segment.start,
         scores={METRIC: np.array([e.score for e in evaluations], dtype=float)},
     )
+
+
+READER = Reader(
+    name="mlperf",
+    logs="MLPerf :::MLLOG lines",
+    read=lambda sources: [run for source in sources for run in read(source)],
+    holds=holds_event,
+    configured=False,
+)

@@ -80,13 +80,15 @@ DIALECT = Dialect(
         "vllm-tensor-parallel-size": "tensor_parallel",
         "train.async_queue_size": "staleness_limit",
     },
-    marks=frozenset(("actor_grad_norm", "timing/step_total", "timing/make_experience", "train/actor_lr")),
+    # actor_grad_norm alone is a column of our own tables too.
+    marks=frozenset(("timing/step_total", "timing/make_experience", "train/actor_grad_norm", "train/actor_lr")),
     rules=Rules(mini_batch="train.batch_size"),
     norms="last update of each row",
     evaluation=(EVALUATION_SECONDS,),
     samples=("eval_num_samples",),
     counted=("rollout/num_samples",),
     prefixes=("train/", "eval/"),
+    validation=("eval_",),
     advice={
         "score": "set eval.steps and eval.dataset",
         "evaluations": "lower eval.steps",

@@ -91,9 +91,8 @@ def _behind(text: str, at: int) -> int:
             return at
         if mark in _CLOSES:
             closing.append(_CLOSES[mark])
-        elif mark != ",":
-            if not closing or closing.pop() != mark:
-                break
+        elif mark != "," and (not closing or closing.pop() != mark):
+            break
         at += 1
     return len(text)
 

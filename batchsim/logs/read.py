@@ -1,11 +1,11 @@
 """From paths to a tree of runs: recognise, read, settle, and check across runs.
 
-Each framework's module says whether a file is its own and turns it into `Run`s. What shows in the first
-lines is tried first: tables, exports, JSON. A console log shows itself only at its first step, which
-may come after megabytes of start-up: it is streamed until a block holds MLPerf's marker or a verl step
-line. Only what is left may be TRL's console, which is read whole.
+Each framework's module says whether a file is its own and turns it into `Run`s; `registry` lists them. What
+shows in the first lines is tried first: tables, exports, JSON. A console log shows itself only at its first
+step, which may come after megabytes of start-up: it is streamed until a block holds somebody's step. Only
+what is left may be TRL's console, which is read whole.
 
-A configuration file is one that the user names, or one that Hydra left beside a log of verl. The latter
+A configuration file is one that the user names, or one that the framework left beside its log. The latter
 is used only if the folder holds one such log: it cannot belong to several.
 
 One call reads runs of one experiment: two frameworks or two models in one call are refused, because
@@ -14,37 +14,24 @@ every comparison that follows would be between them and not between batch sizes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchsim.errors import InputError, nearest
-from batchsim.logs import mlperf, tables, tensorboard, trl, verl, wandb
+from batchsim.logs import tables
 from batchsim.logs.config import config_beside, load_config
 from batchsim.logs.recipe import Overrides
 from batchsim.logs.record import Run, to_dataset
+from batchsim.logs.registry import READERS, reader_of
 from batchsim.logs.source import Source, open_sources
 
 if TYPE_CHECKING:
     import xarray as xr
 
 KNOWN_LOGS = (
-    "batchsim reads MLPerf :::MLLOG lines, verl console logs and JSON lines, TRL trainer_state.json and console logs, "
-    "Weights & Biases exports, TensorBoard event files, and CSV tables with canonical column names"
+    f"batchsim reads {', '.join(reader.logs for reader in READERS)}, and CSV tables with canonical column names"
 )
-WITHOUT_READER = {
-    "NeMo-RL": re.compile(r"={5,} Step \d+/\d+ ={5,}|• Total step time:"),
-    "AReaL": re.compile(r"Train step \d+/\d+ done\.|│ ppo_actor/"),
-    "slime": re.compile(r" - (?:perf|step|eval) \d+: \{'(?:perf|rollout|train|eval)/"),
-    "OpenRLHF": re.compile(r"✨ (?:Global step \d+: \{|Evaluation completed in )"),
-    "ROLL": re.compile(r'(?:rlvr|agentic)_pipeline\.py\b.*\{"|"time/step_generate": '),
-    "prime-rl": re.compile(r'"time/wait_for_batch": |\| Grad\. Norm '),
-    "Tinker": re.compile(r'"(?:env/all/|progress/done_frac)'),
-    "EasyR1": re.compile(r'^\{"step": \d+, .*"(?:actor|timing_s)": \{', re.MULTILINE),
-    "SkyRL": re.compile(r"trainer/tokens_per_second_per_gpu|generate/avg_num_tokens"),
-}
-CONFIGURED = ("verl", "trl", "wandb", "tensorboard")
 
 
 def read_logs(
@@ -82,8 +69,9 @@ def read_logs(
     columns : mapping, optional
         Canonical name -> column name, for CSV tables.
     config : str or pathlib.Path, optional
-        verl's configuration (Hydra's ``config.yaml`` or ``overrides.yaml``, or JSON) or TRL's arguments
-        for what the log does not state; without it, one that lies beside the log is used.
+        The framework's configuration (YAML, JSON or TOML, such as Hydra's ``config.yaml`` or
+        ``overrides.yaml``) or TRL's arguments, for what the log does not state; without it, one that lies
+        beside the log is used.
     allow_unknown_batch : bool
         For `batchsim explain`: a batch that cannot be known is not refused; responses are NaN then, and the
         attribute ``open_batch`` says what settles it.
@@ -167,31 +155,24 @@ def _check_columns(columns: Mapping[str, str]) -> None:
 
 def _framework(source: Source, columns: Mapping[str, str] | None) -> str:
     """Name of the reader that a source is for."""
-    if tensorboard.recognises(source):
-        return "tensorboard"
+    if not source.binary and tables.recognises(source, columns):
+        return "tables"
+    for reader in READERS:
+        if reader.begins is not None and reader.begins(source):
+            return reader.name
     if source.binary:
         remedy = "give the console log, a trainer_state.json or a CSV (gzip is fine)"
         raise InputError("the file is binary, not a text log", remedy=remedy, where=source.path)
-    if tables.recognises(source, columns):
-        return "tables"
-    if wandb.recognises(source):
-        return "wandb"
-    if verl.is_file_log(source.head):
-        return "verl"
-    if source.head.lstrip().startswith("{") and trl.recognises(source):
-        return "trl"
     if console := _console(source):
         return console
-    if trl.recognises(source):
-        return "trl"
+    for reader in READERS:
+        if reader.whole is not None and reader.whole(source):
+            return reader.name
     raise InputError(_unknown(source), remedy=KNOWN_LOGS, where=source.path)
 
 
 def _unknown(source: Source) -> str:
-    """What a log that nothing reads is, as far as its marks tell."""
-    for name, marks in WITHOUT_READER.items():
-        if marks.search(source.head):
-            return f"a log of {name}, for which batchsim has no reader yet"
+    """What a log that nothing reads begins with."""
     if not source.explicit:
         return "not a log that batchsim knows"
     first = next((line.strip() for line in source.head.splitlines() if line.strip()), "")
@@ -199,20 +180,21 @@ def _unknown(source: Source) -> str:
 
 
 def _console(source: Source) -> str | None:
+    streamed = [(reader.name, reader.holds) for reader in READERS if reader.holds is not None]
     for _, block in source.blocks():
-        if mlperf.holds_event(block):
-            return "mlperf"
-        if verl.holds_step(block):
-            return "verl"
+        for name, holds in streamed:
+            if holds(block):
+                return name
     # A log that is cut within its first step is known by it, though the line is not used.
     rest = source.tail.encode() + b"\n"
-    return "mlperf" if mlperf.holds_event(rest) else "verl" if verl.holds_step(rest) else None
+    return next((name for name, holds in streamed if holds(rest)), None)
 
 
 def _set_config(framework: str, sources: list[Source], config: str | Path | None, warnings: list[str]) -> None:
     """Give each source the configuration file that belongs to it."""
+    reader = None if framework == "tables" else reader_of(framework)
     if config is not None:
-        if framework not in CONFIGURED:
+        if reader is None or not reader.configured:
             raise InputError(
                 f"a configuration file was named but {sources[0].path} is {framework}",
                 remedy="drop --config and give --prompts and --group-size where the log lacks them",
@@ -223,8 +205,9 @@ def _set_config(framework: str, sources: list[Source], config: str | Path | None
             source.config = loaded
         return
     folders = [source.folder for source in sources]
-    for source in sources if framework in CONFIGURED else []:
-        if source.path == "-" or not (beside := config_beside(source.folder, verl.SECTION)):
+    for source in sources if reader is not None and reader.section else []:
+        assert reader is not None
+        if source.path == "-" or not (beside := config_beside(source.folder, reader.section, reader.beside)):
             continue
         if folders.count(source.folder) > 1:
             note = f"{beside} was not used: it cannot belong to all logs beside it; name it as the configuration of one"
@@ -242,11 +225,7 @@ def _read(framework: str, sources: list[Source], columns: Mapping[str, str] | No
         runs, more = tables.read(sources, columns)
         warnings += more
         return runs
-    if framework in ("trl", "wandb", "tensorboard"):
-        # Several files may make one run of these.
-        return {"trl": trl.read, "wandb": wandb.read, "tensorboard": tensorboard.read}[framework](sources)
-    reader = {"mlperf": mlperf.read, "verl": verl.read}[framework]
-    return [run for source in sources for run in reader(source)]
+    return reader_of(framework).read(sources)
 
 
 def _check_models(datasets: list[xr.Dataset]) -> None:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from batchsim.errors import InputError
 from batchsim.logs.dialect import Collector, Dialect, Entry
-from batchsim.logs.parts import without_colours
+from batchsim.logs.parts import Block, without_colours
 from batchsim.logs.record import Run
 from batchsim.logs.source import Source, matching_lines
 
@@ -94,6 +94,11 @@ class Lines:
     def close(self) -> Iterable[Entry]:
         """Nothing is open between lines."""
         return ()
+
+
+def entry_of(block: Block) -> Entry:
+    """The row of a numbered block."""
+    return Entry(block.step, block.values, block.line)
 
 
 def console(

@@ -335,7 +335,7 @@ def _updates(
             remedy=(
                 "give --prompts, --group-size or --updates-per-rollout"
                 if mini
-                else f"give --updates-per-rollout (1 where {rules.mini_batch} is data.train_batch_size), or --config"
+                else "give --updates-per-rollout (1 where a rollout is one mini-batch), or --config"
             ),
             where=where,
         )

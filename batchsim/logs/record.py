@@ -105,6 +105,8 @@ class Run:
         Responses per rollout step [responses] as the rows suggest.
     base, stride : int
         Number of the step before the first; steps per row.
+    from_zero : bool
+        Whether counting from 0 is the framework's own rule.
     row_is_update : bool
         Whether the log counts optimizer updates rather than rollout steps.
     batch_hint : str
@@ -131,6 +133,7 @@ class Run:
     warnings: Sequence[str] = ()
     inferred_rollout_batch: float | None = None
     base: int = 0
+    from_zero: bool = False
     stride: int = 1
     row_is_update: bool = False
     batch_hint: str = ""
@@ -185,7 +188,7 @@ def to_dataset(run: Run, given: Overrides, *, allow_unknown_batch: bool = False)
         rules=run.rules,
         allow_unknown=allow_unknown_batch,
     )
-    if run.base < 0:
+    if run.base < 0 and not run.from_zero:
         notes.append("step 0 holds training: steps are taken to count from 0")
     # Absurd numbers from damaged lines end as NaN or infinity, without a warning on the terminal.
     with np.errstate(all="ignore"):
@@ -400,7 +403,7 @@ def _set_norm_batch(run: Run, columns: Mapping[str, Array], provenance: dict[str
         scope = f"of mini-batches of {batch} responses"
         if name == "critic_grad_norm" and own is not None and recipe.group_size is not None:
             scope = f"of mini-batches of {own * recipe.group_size:g} responses (critic.ppo_mini_batch_size {own:g})"
-        elif name == "critic_grad_norm":
+        elif name == "critic_grad_norm" and run.rules.mini_batch.endswith("ppo_mini_batch_size"):
             scope += " if critic.ppo_mini_batch_size, which is not known, is the actor's (verl's default)"
         updates = "" if recipe.updates_per_rollout is None else f" (updates_per_rollout {recipe.updates_per_rollout})"
         provenance[name] += f", {scope}; {run.norm_reduction}{updates if name == 'grad_norm' else ''}"

@@ -112,6 +112,7 @@ DIALECT = Dialect(
     counted=("system/batch_size",),
     prepare=_prepare,
     caveat="ROLL's step time holds checkpoints, which it does not time apart",
+    validation=("val_correct/",),
     advice={"score": "set validation and eval_steps", "evaluations": "lower eval_steps"},
     paste=Keys(
         title="ROLL",

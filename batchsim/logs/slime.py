@@ -26,20 +26,37 @@ References: slime/observability/rollout_metrics.py and train_metric_utils.py, tr
 
 from __future__ import annotations
 
-import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
+
+import numpy as np
 
 from batchsim.logs.dialect import Dialect, Entry, Event, Metric
 from batchsim.logs.keys import Keys
 from batchsim.logs.parts import printed_dict, step_number
 from batchsim.logs.reader import console
 from batchsim.logs.recipe import Rules
+from batchsim.logs.rows import Steps
 
 _LINE = re.compile(r" - (perf|rollout|step|eval) (\d{1,10}): (?=\{')")
 UPDATES = "step lines of the rollout"
 _NOT_SCORES = ("eval/step", "-truncated_ratio")
 _TRAINED = ("perf/train_time", "perf/step_time", "perf/actor_train_time")
+
+
+def _check_updates(rows: Steps, notes: list[str]) -> None:
+    """Take out updates whose number is not that of the other rollouts: lines are missing among them."""
+    counts = Counter(row[UPDATES] for row in rows.rows.values() if UPDATES in row)
+    if len(counts) < 2:
+        return
+    usual = counts.most_common(1)[0][0]
+    odd = [row for row in rows.rows.values() if row.get(UPDATES, usual) != usual]
+    for row in odd:
+        for name in [name for name in row if name.startswith("train/") or name == UPDATES]:
+            del row[name]
+    notes.append(f"{len(odd)} rollouts have another number of updates than {usual:g}; theirs were not used")
+
 
 DIALECT = Dialect(
     name="slime",
@@ -81,6 +98,8 @@ DIALECT = Dialect(
     first=0,
     events=(Event(name="the checkpoint", keys=("perf/save_model_time",), included=True),),
     caveat="perf/step_time holds the evaluation before it, which slime does not time",
+    validation=("eval/",),
+    prepare=_check_updates,
     advice={
         "score": "set --eval-interval and --eval-prompt-data",
         "evaluations": "lower --eval-interval",
@@ -144,7 +163,7 @@ class _Parser:
 
 def _mean(values: list[float]) -> float:
     # A sum of equal values divided by their number is not always that value.
-    return values[0] if len(set(values)) == 1 else math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
+    return values[0] if len(set(values)) == 1 else float(np.mean(values))
 
 
 READER = console(

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from batchsim.errors import InputError
 from batchsim.logs.metrics import KNOWN_METRICS, Logged, framework_of, run_of
+from batchsim.logs.reader import Reader
 from batchsim.logs.record import Run
 from batchsim.logs.rows import LARGEST_STEP
 from batchsim.logs.source import WHOLE_BYTES, Source
@@ -249,3 +250,8 @@ def _fields(raw: bytes) -> Iterator[Field]:
             raise ValueError("a field ends beyond its message")
         yield number, kind, raw[at : at + size]
         at += size
+
+
+READER = Reader(
+    name="tensorboard", logs="TensorBoard event files", read=read, begins=recognises, section="actor_rollout_ref"
+)

@@ -33,6 +33,7 @@ import numpy as np
 
 from batchsim.errors import InputError
 from batchsim.logs.clock import Clocked, from_clock
+from batchsim.logs.reader import Reader
 from batchsim.logs.recipe import Rules
 from batchsim.logs.record import Evaluations, Run
 from batchsim.logs.rows import Steps, number, whole_or_none
@@ -361,12 +362,39 @@ def _training_bar(printed: Sequence[_Printed], bars: Mapping[int, list[tuple[int
 
 
 def _place_by_bar(printed: Sequence[_Printed], bar: Sequence[tuple[int, float]], total: int, history: History) -> None:
-    step = 0
+    step, trained, lost = 0, -1, 0
+    pace = _pace(printed, bar, total)
     for row in printed:
         # An evaluation has a bar of its own; its row belongs to the step that the trainer's bar last showed.
         if row.bar == total:
             step = bar[row.place][0]
+        if _is_training(row.values):
+            # Lines are missing where the bar stands still from row to row, or the row's epoch is not the bar's.
+            stands = row.bar == total and row.place == trained
+            if not step or stands or _is_elsewhere(row.values, step, pace):
+                lost += 1
+                continue
+            trained = row.place
         history.add(step, row.values, where=f"line {row.line}")
+    if lost:
+        history.warnings.append(f"{lost} rows do not belong to the step that the progress bar shows and were not used")
+
+
+def _pace(printed: Sequence[_Printed], bar: Sequence[tuple[int, float]], total: int) -> float:
+    """Epochs per step, NaN where not two thirds of three or more rows agree."""
+    placed = [(row.values, bar[row.place][0]) for row in printed if row.bar == total and bar[row.place][0]]
+    ratios = [epoch / step for values, step in placed if 0 < (epoch := number(values["epoch"])) < math.inf]
+    pace = float(np.median(ratios)) if len(ratios) > 2 else math.nan
+    strays = sum(_is_elsewhere(values, step, pace) for values, step in placed)
+    return pace if 3 * strays <= len(placed) else math.nan
+
+
+def _is_elsewhere(values: Mapping[str, object], step: int, pace: float) -> bool:
+    """Whether a row's epoch, as far as it is rounded, is that of another step."""
+    text = str(values["epoch"])
+    epoch = number(text)
+    decimals = len(text.partition(".")[2]) if "e" not in text else 16
+    return math.isfinite(epoch) and abs(epoch - pace * step) > 0.5 * pace + 0.51 * 10.0**-decimals
 
 
 def _place_by_count(printed: Sequence[_Printed], arguments: Mapping[str, str], history: History) -> None:
@@ -424,3 +452,13 @@ def _provenance(history: History) -> dict[str, str]:
     if history.evaluated.rows:
         sources |= {"score": "eval_* rows", "evaluation_seconds": "eval_runtime [s]"}
     return sources
+
+
+READER = Reader(
+    name="trl",
+    logs="TRL trainer_state.json and console logs",
+    read=read,
+    begins=lambda source: not source.binary and source.head.lstrip().startswith("{") and recognises(source),
+    whole=recognises,
+    section="actor_rollout_ref",
+)

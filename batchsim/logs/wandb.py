@@ -34,6 +34,7 @@ import numpy as np
 
 from batchsim.errors import InputError
 from batchsim.logs.metrics import KNOWN_METRICS, Logged, framework_of, run_of
+from batchsim.logs.reader import Reader
 from batchsim.logs.record import Run
 from batchsim.logs.rows import number, whole_or_none
 from batchsim.logs.source import Source
@@ -307,3 +308,12 @@ def _run(name: str, source: Source, logged: Logged, axis: str) -> Run:
         )
         run = replace(run, stride=int(gaps.max()), warnings=[*run.warnings, note])
     return run
+
+
+READER = Reader(
+    name="wandb",
+    logs="Weights & Biases exports",
+    read=read,
+    begins=lambda source: not source.binary and recognises(source),
+    section="actor_rollout_ref",
+)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,11 +27,10 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from batchsim.errors import InputError
-from batchsim.specs.gpus import find_gpu
 from batchsim.system.training.efficiency import LINK_SHARE, START, generation
 from batchsim.system.training.trainer import micro_batch_work
-from batchsim.system.training.update import _gradient_time, _optimizer_time
-from batchsim.system.training.work import micro_batch_parts, pass_units, stack_work
+from batchsim.system.training.update import gradient_time, optimizer_time
+from batchsim.system.training.work import Work, micro_batch_parts, pass_units, stack_work
 from batchsim.system.training_rows import (
     TrainingRow,
     measured_rows,
@@ -57,21 +57,15 @@ class UpdatePredictor:
     """
 
     def __init__(self, rows: Sequence[TrainingRow]) -> None:
-        trainers = [start_trainer(row) for row in rows]
-        units = [pass_units(recompute=t.recompute, lora=t.lora_rank is not None, loss=t.loss) for t in trainers]
+        counted = [_counted(row) for row in rows]
         self.rows = list(rows)
         self.measured = np.array([row.measured for row in rows])
-        self.work = stack_work(
-            [
-                micro_batch_work(t, u, tokens=row.length, length=row.length)
-                for t, u, row in zip(trainers, units, rows, strict=True)
-            ]
-        )
+        self.work = stack_work([work for work, _ in counted])
         self.number = np.array([row.micro_batches for row in rows], dtype=np.float64)
-        self.once = np.array([_gradient_time(t) + _optimizer_time(t) for t in trainers])
+        self.once = np.array([once for _, once in counted])
         self.rl = np.array([row.loss == "rl" for row in rows], dtype=np.float64)
-        self.product = [_at(f"product_share.{generation(find_gpu(row.gpu))}") for row in rows]
-        self.attention = [_at(f"attention_share.{row.attention}.{generation(find_gpu(row.gpu))}") for row in rows]
+        self.product = [_at(f"product_share.{generation(row.gpu)}") for row in rows]
+        self.attention = [_at(f"attention_share.{row.attention}.{generation(row.gpu)}") for row in rows]
 
     def __call__(self, constants: Mapping[str, float]) -> Array:
         """Predicted times [s], in the order of the rows."""
@@ -87,19 +81,32 @@ class UpdatePredictor:
         return np.asarray(self.number * one + self.once + fixed)
 
 
+@lru_cache(maxsize=1024)
+def _counted(row: TrainingRow) -> tuple[Work, float]:
+    """Work of a row's micro-batch, and seconds of what happens once per update and no constant changes."""
+    t = start_trainer(row)
+    units = pass_units(recompute=t.recompute, lora=t.lora_rank is not None, loss=t.loss)
+    work = micro_batch_work(t, units, tokens=row.length, length=row.length)
+    return work, gradient_time(t) + optimizer_time(t)
+
+
 def _at(name: str) -> int:
     if name not in NAMES:
         raise InputError(f"no constant '{name}' to fit", remedy=f"known: {', '.join(NAMES)}")
     return NAMES.index(name)
 
 
-def fit_constants(predictor: UpdatePredictor) -> tuple[dict[str, float], dict[str, float]]:
+def fit_constants(
+    predictor: UpdatePredictor, *, prior_weight: float = PRIOR_WEIGHT
+) -> tuple[dict[str, float], dict[str, float]]:
     """Constants from measured updates, and standard errors of their logs.
 
     Parameters
     ----------
     predictor : UpdatePredictor
         Of the rows to fit.
+    prior_weight : float [1]
+        Residual per unit of log distance from a prior's median.
 
     Returns
     -------
@@ -117,12 +124,13 @@ def fit_constants(predictor: UpdatePredictor) -> tuple[dict[str, float], dict[st
 
     def misses(z: Array) -> Array:
         constants = dict(zip(NAMES, np.exp(z).tolist(), strict=True))
-        return np.concatenate([np.log(predictor(constants) / predictor.measured), PRIOR_WEIGHT * (z - prior)])
+        return np.concatenate([np.log(predictor(constants) / predictor.measured), prior_weight * (z - prior)])
 
     found = least_squares(
         misses, prior, bounds=(np.full(len(NAMES), -np.inf), high), loss="soft_l1", f_scale=LOSS_SCALE
     )
-    curvature = found.jac.T @ found.jac
+    jacobian = np.asarray(found.jac)
+    curvature = jacobian.T @ jacobian
     scale = float(np.mean(misses(found.x)[: len(predictor.rows)] ** 2))
     errors = np.sqrt(scale * np.diag(np.linalg.inv(curvature)))
     return dict(zip(NAMES, np.exp(found.x).tolist(), strict=True)), dict(zip(NAMES, errors.tolist(), strict=True))

@@ -31,6 +31,7 @@ import numpy as np
 
 from batchsim.errors import InputError
 from batchsim.logs.parts import without_colours
+from batchsim.logs.reader import Reader
 from batchsim.logs.record import Evaluations, Run
 from batchsim.logs.source import Source, matching_lines
 from batchsim.logs.stated import is_open
@@ -335,3 +336,13 @@ def _unused(segment: _Segment, evaluations: Evaluations) -> dict[str, int]:
             if name not in segment.rows.used and name not in evaluations.scores:
                 counts[key] += lines
     return dict(counts)
+
+
+READER = Reader(
+    name="verl",
+    logs="verl console logs and JSON lines",
+    read=lambda sources: [run for source in sources for run in read(source)],
+    begins=lambda source: not source.binary and is_file_log(source.head),
+    holds=holds_step,
+    section=SECTION,
+)

@@ -172,6 +172,33 @@ def curve_middle(curve: tuple[ArrayLike, ArrayLike]) -> float:
     return float(np.sqrt(batches[0] * batches[-1]))
 
 
+def critical_on_curve(rollout_batch: ArrayLike, seconds: ArrayLike, *, share: float = PLATEAU_SHARE) -> float:
+    """Kept responses per step at which a simulated generation reaches a share of its highest throughput.
+
+    Parameters
+    ----------
+    rollout_batch : array_like, (point,) [responses]
+        Increasing.
+    seconds : array_like, (point,) [s]
+    share : float in (0, 1] [1]
+
+    Returns
+    -------
+    float [responses]
+        Interpolated in the logarithm; the smallest batch if that is enough, NaN on a curve of one batch.
+    """
+    batch, t = (np.asarray(v, dtype=np.float64) for v in (rollout_batch, seconds))
+    if batch.size < 2:
+        return float("nan")
+    rate = batch / t
+    goal = share * rate.max()
+    first = int(np.argmax(rate >= goal))
+    if first == 0:
+        return float(batch[0])
+    weight = (goal - rate[first - 1]) / (rate[first] - rate[first - 1])
+    return float(np.exp((1 - weight) * np.log(batch[first - 1]) + weight * np.log(batch[first])))
+
+
 def throughput(rollout_batch: ArrayLike, **stages: Any) -> NDArray[np.float64]:
     """Kept responses per second, q = R/t_step.
 

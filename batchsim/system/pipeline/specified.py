@@ -15,7 +15,7 @@ time: after the last waiting response was admitted, or with none waiting below h
 max_num_seqs or the KV memory (sequences wait), or what a decode step at the mean batch waits for: bandwidth, compute,
 communication, overhead.
 
-Beyond SIMULATED_MAX responses a step is in its steady state, and time grows in proportion to what is added.
+Far beyond what runs at the same time a step is in its steady state, and time grows in proportion to what is added.
 
 References
 ----------
@@ -49,7 +49,7 @@ TrainTime = Callable[[Array, int], Array]
 
 STEP_MODES = ("sync", "partial", "async")
 SIMULATED_MAX = 65_536
-"""Responses of the largest simulated step."""
+"""Responses of the largest simulation, unless more run at the same time."""
 TURNOVERS = 3
 """Times that what is in flight is replaced before a steady state is measured, and while it is."""
 BLOCK = 16
@@ -168,9 +168,9 @@ def generation_table(
     if mode not in STEP_MODES:
         raise InputError(f"unknown mode '{mode}'", remedy=nearest(mode, STEP_MODES))
     sizes = [_groups(int(r), generation.group_size) for r in rollout_batch]
-    most = max(2, SIMULATED_MAX // generation.group_size)
-    run = sorted({min(p, most) for p in sizes})
     law, replicas = generation.decode_law(), generation.replicas(gpus)
+    most = _most_prompts(generation, replicas, mode)
+    run = sorted({min(p, most) for p in sizes})
     times, drains = np.empty((draws, len(run))), np.empty((draws, len(run)))
     limits: list[str] = []
     for i in range(draws):
@@ -196,6 +196,13 @@ def generation_table(
         attrs={"law": law.name, "gpus": gpus, "replicas": replicas, "mode": mode, "draws": draws, "seed": seed},
     )
     return set_attrs(ds)
+
+
+def _most_prompts(g: Generation, replicas: int, mode: str) -> int:
+    """Groups of the largest simulated step: a simulation of SIMULATED_MAX responses, or twice what runs at a time."""
+    steps = _launched(g, 1000, mode) / 1000
+    responses = max(SIMULATED_MAX / steps, 2 * replicas * g.max_num_seqs)
+    return max(2, int(responses // g.group_size))
 
 
 def _groups(responses: int, group_size: int) -> int:
@@ -374,33 +381,6 @@ def compose(
     return set_attrs(ds)
 
 
-def critical_gen_batch_of(table: xr.Dataset, *, share: float = 0.9) -> float:
-    """Kept responses per step at which generation reaches a share of its highest throughput in a table.
-
-    Parameters
-    ----------
-    table : xarray.Dataset
-        Of `generation_table`, over increasing batches.
-    share : float in (0, 1] [1]
-
-    Returns
-    -------
-    float [responses]
-        Interpolated in the logarithm; the smallest batch if that is enough, NaN in a table of one batch.
-    """
-    batch = table["rollout_batch"].values.astype(np.float64)
-    rate = batch / table["gen_time"].values
-    if batch.size < 2:
-        return math.nan
-    goal = share * rate.max()
-    first = int(np.argmax(rate >= goal))
-    if first == 0:
-        return float(batch[0])
-    low, high = rate[first - 1], rate[first]
-    weight = (goal - low) / (high - low)
-    return float(np.exp((1 - weight) * np.log(batch[first - 1]) + weight * np.log(batch[first])))
-
-
 def best_split(
     generation: Generation,
     *,
@@ -409,6 +389,7 @@ def best_split(
     train_time: TrainTime,
     overhead_time: float = 0.0,
     train_step: int = 1,
+    most: int = 64,
     mode: str = "async",
     draws: int = 2,
     seed: int = 0,
@@ -427,6 +408,8 @@ def best_split(
     overhead_time : float [s]
     train_step : int
         GPUs that train come in multiples of it (one data-parallel rank).
+    most : int
+        Divisions to try, evenly spread where there are more.
     mode : {'async', 'sync'}
         'sync' waits in turn.
     draws, seed, progress
@@ -435,13 +418,13 @@ def best_split(
     Returns
     -------
     xarray.Dataset
-        Over split (GPUs that generate): training_gpus, gen_time, train_time, step_time, throughput, idle shares and
-        binding_limit; `attrs["best"]` is the split of the highest throughput.
+        Over split (GPUs that generate), without those whose trainer does not fit: training_gpus, gen_time, train_time,
+        step_time, throughput, idle shares and binding_limit; `attrs["best"]` is the split of the highest throughput.
 
     Raises
     ------
     InputError
-        If no split gives both sides a GPU.
+        If no split gives both sides a GPU, or none holds what is trained.
     """
     unit = generation.gpus_per_replica
     splits = [n for n in range(unit, gpus, unit) if (gpus - n) // train_step * train_step >= train_step]
@@ -450,15 +433,25 @@ def best_split(
             f"{gpus} GPUs cannot be divided into replicas of {unit} and trainers of {train_step}",
             remedy=f"use at least {unit + train_step}, or let all GPUs do both (mode sync)",
         )
-    rows = []
+    if len(splits) > most:
+        splits = [splits[i] for i in np.unique(np.linspace(0, len(splits) - 1, most).round().astype(int))]
+    rows, tried, refused = [], [], None
     for i, n in enumerate(splits):
         trainers = (gpus - n) // train_step * train_step
+        try:
+            seconds = train_time(np.array([float(rollout_batch)]), trainers)
+        except InputError as error:
+            # Few GPUs may not hold what is trained.
+            refused = error
+            continue
         table = generation_table(generation, rollout_batch=[rollout_batch], gpus=n, mode=mode, draws=draws, seed=seed)
-        seconds = train_time(np.array([float(rollout_batch)]), trainers)
         one = compose(table, train_time=seconds, overhead_time=overhead_time, split=True)
         rows.append(one.isel(rollout_batch=0, drop=True).assign(training_gpus=trainers))
+        tried.append(n)
         progress(i + 1, len(splits))
-    ds = xr.concat(rows, dim="split", combine_attrs="drop").assign_coords(split=splits)
+    if not rows and refused is not None:
+        raise refused
+    ds = xr.concat(rows, dim="split", combine_attrs="drop").assign_coords(split=tried)
     best = int(np.argmax(ds["throughput"].values))
-    ds.attrs = {"best": splits[best], "gpus": gpus, "mode": mode, "rollout_batch": rollout_batch}
+    ds.attrs = {"best": tried[best], "gpus": gpus, "mode": mode, "rollout_batch": rollout_batch}
     return set_attrs(ds)

@@ -121,6 +121,9 @@ def pipeline_dataset(sim: Simulation, updates: Updates, *, prompts: int, mode: s
             "step_time": ("update", step),
             "response_length_launched": float(sim.work.response[launched].mean()),
             "kept_throughput": prompts * group_size / float(step[steady].mean()),
+            "responses_launched": int(sim.totals[k.LAUNCHED]) * group_size,
+            "responses_kept": int(used.sum()),
+            "responses_wasted": int(sim.totals[k.DROPPED]) * group_size,
         }
         | {name: ("update", values) for name, values in by_update.items()}
         | _totals(sim)

@@ -10,9 +10,9 @@ r"""Training of a rollout step from specifications: updates, log-probabilities, 
 m is the number of micro-batches of a data-parallel rank, rounded up; (pp - 1)/m a pipeline's bubble. Without rounding
 the sum is affine in the rollout batch, which gives `system.pipeline` its two numbers (`train_time_law`).
 
-Attention makes time rise with the square of a sequence's length: of Qwen3-4B at 65,536 tokens it is four fifths of an
-update. Adapters save FLOPs and still took longer than a full update in the measured rows: their products are thin and
-their rows cross memory.
+Attention makes time rise with the square of a sequence's length: of Qwen3-4B at 65,536 tokens on H100 it is three
+fifths of an update. Adapters save FLOPs and still took longer than a full update in the measured rows: their products
+are thin and their rows cross memory.
 
 Constants (`efficiency`) are fitted to measured updates and validated by models and rows left out
 (`batchsim validate training`). Left out: contention of the network, uneven stages, imbalance of experts and of
@@ -24,7 +24,7 @@ References
    arXiv:1910.02054; Hu et al. 2021, arXiv:2106.09685.
 """
 
-from batchsim.system.training.efficiency import TrainingEfficiency, training_efficiency
+from batchsim.system.training.efficiency import TrainingEfficiency, training_efficiency, training_error
 from batchsim.system.training.sync import sync_seconds
 from batchsim.system.training.trainer import Trainer, make_trainer, training_memory
 from batchsim.system.training.update import (
@@ -51,6 +51,7 @@ __all__ = [
     "train_time_law",
     "train_time_of",
     "training_efficiency",
+    "training_error",
     "training_flops",
     "training_memory",
     "update_seconds",

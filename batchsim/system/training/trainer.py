@@ -6,8 +6,9 @@ on the same micro-batch. Experts may be spread over `expert_parallel` GPUs of di
     states       (weights + gradients + optimizer) bytes per trained parameter, weights alone of a frozen one, over
                  all GPUs ('full' sharding, FSDP), the optimizer's alone ('optimizer', ZeRO-1), or none of them
     gathered     two layers of weights as multiplied, and the gradient of one, under full sharding
-    activations  2 h bytes per token and layer kept with full recomputation, about 34 h of a layer without [1], of as
-                 many micro-batches as a pipeline has stages; logits at 16 bytes each unless they are chunked
+    activations  of a layer, 2 h bytes per token kept with full recomputation, the inputs and outputs of its matrices
+                 without (2 bytes each: 32 h where [1] counts 34 h), of as many micro-batches as a pipeline has stages;
+                 of the layer at work those and their gradients, or logits at 16 bytes each unless they are chunked
 
 References
 ----------
@@ -34,19 +35,17 @@ from batchsim.system.training.work import (
     ROW_BYTES,
     Units,
     Work,
-    _adapted_width,
     adapter_parameters,
     attention_flops,
     body_parameters,
     head_parameters,
+    matrix_width,
     routed_parameters,
 )
 
 SHARDINGS = ("full", "optimizer", "none")
 LOSSES = ("rl", "plain", "value")
 PRECISIONS = ("bf16", "fp8")
-LAYER_BYTES = 34.0
-"""Bytes of activations per token and hidden element of a layer, without attention scores [1]."""
 PLAIN_LOGIT_BYTES = 16.0
 """Bytes per logit of a loss that is not chunked: bf16 and fp32 logits, their softmax, both gradients."""
 COUNT_MAX = 10**6
@@ -261,8 +260,8 @@ def check_trainer(t: Trainer) -> Trainer:
         See `make_trainer`.
     """
     _check_numbers(t)
-    _check_gpu(t)
     _check_parallel(t)
+    _check_gpu(t)
     _check_memory(t)
     return t
 
@@ -312,8 +311,8 @@ def _check_gpu(t: Trainer) -> None:
 def _check_parallel(t: Trainer) -> None:
     if t.gpus % t.rank_gpus:
         raise InputError(
-            f"{t.tensor_parallel} x {t.pipeline_parallel} x {t.context_parallel} (tensor x pipeline x context) does not "
-            f"divide {t.gpus} GPUs",
+            f"{t.tensor_parallel} x {t.pipeline_parallel} x {t.context_parallel} (tensor x pipeline x context) does "
+            f"not divide {t.gpus} GPUs",
             remedy=f"use {max(t.gpus // t.rank_gpus, 1) * t.rank_gpus} GPUs or less parallelism",
         )
     node, a = t.gpu.node_size or 8, t.architecture
@@ -360,9 +359,9 @@ def _memory_remedies(t: Trainer, room: float) -> list[str]:
     said: dict[str, str] = {}
     for text, change in tries:
         key = next(iter(change))
-        if key not in said and change[key] != getattr(t, key):
-            if sum(training_memory(replace(t, **change)).values()) <= room:
-                said[key] = text
+        fits = sum(training_memory(replace(t, **change)).values()) <= room
+        if fits and key not in said and change[key] != getattr(t, key):
+            said[key] = text
     return list(said.values())
 
 
@@ -378,7 +377,7 @@ def training_memory(t: Trainer, *, length: float = 4096.0) -> dict[str, float]:
     Returns
     -------
     dict of str to float [B]
-        'states', 'gathered', 'activations', 'logits'.
+        'states', 'gathered', 'kept activations', and 'at work': a layer or the logits, whichever is larger.
     """
     a = t.architecture
     tokens = float(t.micro_batch_tokens or (t.micro_batch_sequences or 1) * length)
@@ -393,14 +392,11 @@ def training_memory(t: Trainer, *, length: float = 4096.0) -> dict[str, float]:
         gathered = 2 * ROW_BYTES * layer + (t.gradient_bytes * layer if t.lora_rank is None else 0.0)
     # A stage holds layers/pp of as many micro-batches as there are stages: all layers of one.
     depth = a.layers
-    live = LAYER_BYTES * a.hidden * tokens
-    if t.recompute == "full":
-        held = 0.0 if t.offload else ROW_BYTES * a.hidden * tokens * depth
-        activations = held + live
-    else:
-        activations = live * depth
+    stored = ROW_BYTES * matrix_width(a) * tokens
+    held = (0.0 if t.offload else ROW_BYTES * a.hidden * tokens * depth) if t.recompute == "full" else stored
+    layer = (2 if t.recompute == "full" else 1) * stored / depth
     logits = PLAIN_LOGIT_BYTES * a.vocab * tokens if t.loss == "plain" else 0.0
-    return {"states": states, "gathered": gathered, "activations": activations, "logits": logits}
+    return {"states": states, "gathered": gathered, "kept activations": held, "at work": max(layer, logits)}
 
 
 def _layer_parameters(t: Trainer) -> float:
@@ -433,7 +429,7 @@ def micro_batch_work(
     n = np.asarray(tokens, dtype=np.float64)
     split = t.rank_gpus
     flop, byte = n / split / t.peak, n / split / float(t.gpu.memory_bandwidth or 0.0)
-    width = _adapted_width(a) if t.lora_rank is not None else 0.0
+    width = matrix_width(a) if t.lora_rank is not None else 0.0
     e = a.experts
     routed_width = e.layers * e.per_token * sum(m.inputs + m.outputs for m in e.matrices) if e else 0
     logits = units.logits * LOGIT_BYTES * a.vocab * byte

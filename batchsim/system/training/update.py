@@ -126,12 +126,12 @@ def _pass_parts(
     shape = np.broadcast_shapes(number.shape, one.shape[:-1])
     number, one = np.broadcast_to(number, shape), np.broadcast_to(one, (*shape, one.shape[-1]))
     bubble = (t.pipeline_parallel - 1) * one.sum(axis=-1)
-    once = [0.0, 0.0, 0.0] if forward_only else [_gradient_time(t), _optimizer_time(t), _fixed_time(t)]
+    once = [0.0, 0.0, 0.0] if forward_only else [gradient_time(t), optimizer_time(t), _fixed_time(t)]
     rest = np.stack([bubble, *(np.full(shape, v) for v in once)], axis=-1)
     return np.concatenate([number[..., None] * one, rest], axis=-1), number, tokens
 
 
-def _gradient_time(t: Trainer) -> float:
+def gradient_time(t: Trainer) -> float:
     """Reduction of gradients, once per update, where they are not scattered per micro-batch; updated weights gathered.
 
     2 (n-1)/n of the bytes on a GPU over the link.
@@ -143,7 +143,7 @@ def _gradient_time(t: Trainer) -> float:
     return 2 * (1 - 1 / ranks) * t.gradient_bytes * own / (t.link * t.efficiency.link_share)
 
 
-def _optimizer_time(t: Trainer) -> float:
+def optimizer_time(t: Trainer) -> float:
     """Weights and moments read and written, gradients read, by each GPU's share of parameters."""
     spread = t.tensor_parallel * t.pipeline_parallel if t.sharding == "none" else t.gpus
     moved = 2 * (t.weight_bytes + t.optimizer_bytes) + t.gradient_bytes
@@ -230,7 +230,9 @@ def update_time(t: Trainer, *, train_batch: ArrayLike, length: float, length_cv:
     b = np.atleast_1d(np.asarray(train_batch, dtype=np.float64))
     parts, number, tokens = _pass_parts(t, b, length, length_cv, False, True)
     total = parts.sum(axis=-1)
-    per_token = training_flops(t.architecture, length=length, length_cv=length_cv, lora_rank=t.lora_rank, loss=t.loss)
+    # Logits that a chunked loss computes again are recomputation, which MFU leaves out.
+    loss = "value" if t.loss == "value" else "plain"
+    per_token = training_flops(t.architecture, length=length, length_cv=length_cv, lora_rank=t.lora_rank, loss=loss)
     ds = xr.Dataset(
         {
             "update_time": ("train_batch", total),
@@ -376,7 +378,7 @@ def train_time_law(
     exact = _stages(
         t, r, length, length_cv, updates_per_rollout, epochs, old_logprobs, reference, critic, rounded=False
     )
-    low, high = sum(exact.values())
+    low, high = np.sum(list(exact.values()), axis=0)
     slope = (high - low) / (r[1] - r[0])
     lost = 0.0
     for who, forwards in ((t, int(old_logprobs) + int(reference)), (critic, 1)):

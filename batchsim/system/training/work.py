@@ -217,10 +217,10 @@ def training_flops(
 
 def _adapters_read(architecture: Architecture, rank: int) -> float:
     """Adapter parameters that a token reads."""
-    return rank * _adapted_width(architecture)
+    return rank * matrix_width(architecture)
 
 
-def _adapted_width(architecture: Architecture) -> float:
+def matrix_width(architecture: Architecture) -> float:
     """Inputs and outputs of the matrices that a token passes: elements that adapters read and write."""
     e = architecture.experts
     own = sum(m.count * (m.inputs + m.outputs) for m in architecture.matrices if m.reading == "token")
