@@ -11,6 +11,7 @@ import json
 import pprint
 from collections.abc import Callable, Iterable
 from decimal import Decimal
+from typing import Any
 
 Number = Callable[[int, int], str]
 
@@ -22,7 +23,7 @@ def coded(tag: int, step: int, metric: int) -> str:
 
 def decoded(value: float) -> tuple[int, int, int]:
     """Log, step and metric of a number."""
-    digits = int(round(Decimal(repr(value)) * 10_000))
+    digits = round(Decimal(repr(value)) * 10_000)
     return digits // 10_000, digits // 100 % 100, digits % 100
 
 
@@ -84,8 +85,8 @@ def wandb_history(steps: Iterable[int], tag: int) -> str:
 def openrlhf(steps: Iterable[int], tag: int) -> str:
     lines = []
     for step in steps:
-        names = ("policy_loss", "actor_lr", "actor_grad_norm", "reward", "response_length", "timing/generation")
-        names += ("timing/make_experience", "timing/ppo_train", "timing/broadcast", "timing/step_total")
+        names = ["policy_loss", "actor_lr", "actor_grad_norm", "reward", "response_length", "timing/generation"]
+        names += ["timing/make_experience", "timing/ppo_train", "timing/broadcast", "timing/step_total"]
         row = ", ".join(f"'{name}': {coded(tag, step, place)}" for place, name in enumerate(names))
         lines.append(f"2026-08-01 10:01:41 INFO ✨ Global step {step}: {{{row}}}")
         scores = f"'eval_aime_pass1': {coded(tag, step, 20)}, 'eval_num_samples': 30.0"
@@ -153,8 +154,8 @@ def merged(steps: Iterable[int], tag: int) -> str:
 
 
 def skyrl(steps: Iterable[int], tag: int) -> str:
-    names = ("generate/avg_num_tokens", "policy/grad_norm", "policy/policy_loss", "reward/avg_raw_reward")
-    names += ("timing/fwd_logprobs_values_reward", "timing/generate", "timing/step", "eval/all/avg_score")
+    names = ["generate/avg_num_tokens", "policy/grad_norm", "policy/policy_loss", "reward/avg_raw_reward"]
+    names += ["timing/fwd_logprobs_values_reward", "timing/generate", "timing/step", "eval/all/avg_score"]
     lines = []
     for step in steps:
         values: dict[str, object] = {name: coded(tag, step, place) for place, name in enumerate(names)}
@@ -165,8 +166,8 @@ def skyrl(steps: Iterable[int], tag: int) -> str:
 
 
 def areal(steps: Iterable[int], tag: int) -> str:
-    names = ("ppo_actor/update/grad_norm", "ppo_actor/update/lr", "ppo_actor/task_reward/avg", "ppo_actor/seq_len/avg")
-    names += ("timeperf/rollout", "timeperf/train_step", "timeperf/update_weights", "eval-rollout/reward")
+    names = ["ppo_actor/update/grad_norm", "ppo_actor/update/lr", "ppo_actor/task_reward/avg", "ppo_actor/seq_len/avg"]
+    names += ["timeperf/rollout", "timeperf/train_step", "timeperf/update_weights", "eval-rollout/reward"]
     lines = []
     for step in steps:
         cells = [(name, f"{float(coded(tag, step, place)):.4e}") for place, name in enumerate(names)]
@@ -185,8 +186,8 @@ def areal(steps: Iterable[int], tag: int) -> str:
 
 
 def roll(steps: Iterable[int], tag: int) -> str:
-    names = ("time/step_generate", "time/step_train", "actor_train/grad_norm", "actor/lr", "critic/rewards/mean")
-    names += ("token/response_length/mean", "val_correct/all/mean")
+    names = ["time/step_generate", "time/step_train", "actor_train/grad_norm", "actor/lr", "critic/rewards/mean"]
+    names += ["token/response_length/mean", "val_correct/all/mean"]
     lines = []
     for step in steps:
         values: dict[str, float] = {name: float(coded(tag, step, place)) for place, name in enumerate(names)}
@@ -293,7 +294,7 @@ FORMATS = {**LINES, **PARTS, **BLOCKS}
 ENDINGS = {"table": ".csv", "wandb_history": ".csv", "merged": ".json"}
 
 
-def options(name: str) -> dict[str, int]:
+def options(name: str) -> dict[str, Any]:
     """What the log of a format lacks."""
     if name in ("mlperf",):
         return {}

@@ -31,10 +31,12 @@ from batchsim.specs.models import find_model
 from batchsim.specs.recipe import Recipe
 from batchsim.system.memory import cache_room
 from batchsim.system.pipeline.specified import Generation, TrainTime, best_split, compose, generation_table
+from batchsim.system.pipeline.weights import framework_sync_seconds
 from batchsim.system.rollout import draw
 from batchsim.system.roofline.deployment import deploy
 from batchsim.system.roofline.efficiency import model_error, slope_error
-from batchsim.system.training import Trainer, make_trainer, sync_seconds, train_time_of, training_error
+from batchsim.system.training import Trainer, make_trainer, train_time_of, training_error
+from batchsim.system.training.work import adapter_parameters
 
 Array = NDArray[np.float64]
 SPECIFIED = "specifications"
@@ -306,28 +308,14 @@ def sequence_length(plan: Plan, *, seed: int) -> tuple[float, float]:
 
 
 def synchronisation(system: Specified) -> float:
-    """Seconds for new weights to reach the engine."""
+    """Seconds for new weights to reach the engine, as frameworks do it; adapters alone where those are trained."""
     served = system.generation.deployment
     if served is None:
         return 0.0
     size = weight_bytes(served.architecture)
-    network = system.plan.engine.network_bandwidth
-    apart = system.mode == "async"
-    node = system.gpu.node_size or 8
-    if apart and system.generation_gpus + system.training_gpus > node:
-        return float(
-            sync_seconds(
-                size,
-                system.gpu,
-                route="network",
-                senders=min(system.training_gpus, node),
-                network_bandwidth=network or NETWORK,
-            )
-        )
-    if system.gpu.link_bandwidth is None:
-        return 0.0
-    route = "broadcast" if apart else "colocated"
-    return float(sync_seconds(size, system.gpu, route=route, tensor_parallel=served.tensor_parallel))
+    if system.plan.trainer.lora_rank is not None:
+        size = 2.0 * adapter_parameters(served.architecture, system.plan.trainer.lora_rank)
+    return framework_sync_seconds(size, training_gpus=system.training_gpus)
 
 
 def lognormal(quantiles: tuple[float, float], draws: int, rng: np.random.Generator) -> Array:

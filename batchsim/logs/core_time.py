@@ -54,11 +54,10 @@ def core_seconds(
         return sum(float(np.median(left[some])) for some in held if some.any())
 
     # The first of equal ones is the rule that is known.
-    choices: list[tuple[int, ...]] = sorted(
-        product((1, 0), repeat=len(events)), key=lambda choice: tuple(choice) != known
-    )
+    choices: list[tuple[int, ...]] = [known, *product((1, 0), repeat=len(events))]
+    included = min(choices, key=misfit)
     core = step
-    for name, values, counted in zip(events, seconds, min(choices, key=misfit), strict=True):
+    for name, values, counted in zip(events, seconds, included, strict=True):
         lost = np.isfinite(step) & (values > 0)
         if counted and lost.any():
             core = core - values
