@@ -216,7 +216,7 @@ def notes(asked: _Asked, ds: xr.Dataset) -> list[str]:
 
     d, room, limit = asked.deployment, asked.room, ds.attrs["concurrency_max"]
     said = [
-        f"{room.weight_bytes / 1e9:.4g} GB of weights and {room.reserve / 1e9:g} GB for the engine leave "
+        f"{room.weight_bytes / 1e9:.4g} GB of weights and {room.reserve / 1e9:.3g} GB for the engine leave "
         f"{room.free_bytes / 1e9:.4g} GB per GPU for the cache: {limit:,.0f} sequences of {asked.context:,.0f} tokens"
     ]
     most = float(ds["concurrency"].values.max())

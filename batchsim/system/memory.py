@@ -93,9 +93,32 @@ def concurrency_max(
     return replicas * min(max_num_seqs, held), "KV memory" if held < max_num_seqs else "max_num_seqs"
 
 
-ENGINE_RESERVE = 3.5e9
-"""Bytes per GPU of activations, captured graphs and communication buffers: aiconfigurator's constant for vLLM
-(3.5 GB beside weights and cache); inference-sim takes 5.5 GiB for dense and 8 GiB for expert models."""
+CONTEXT_BYTES = 1e9
+"""Of the driver's context, captured graphs and communication buffers on one GPU; vLLM logs .3 to .6 GB of graphs."""
+LARGE_GPU = 70 * 2.0**30
+"""vLLM's own threshold: from here on its default budget of a step is 8,192 tokens, below it 2,048."""
+
+
+def engine_reserve(architecture: Architecture, *, memory: float, tensor_parallel: int = 1) -> float:
+    """Bytes per GPU that an engine keeps beside weights and cache.
+
+    Parameters
+    ----------
+    architecture : Architecture
+    memory : float [B]
+        Of one GPU, which sets the default token budget.
+    tensor_parallel : int [GPU]
+
+    Returns
+    -------
+    float [B]
+        A fixed part, and the activations of a step's token budget: ten hidden vectors and the widest product's output
+        twice, at 16 bits. 1.4 GB of Llama-3.1-8B on 24 GB, 2.6 GB on 80 GB; aiconfigurator takes 3.5 GB, inference-sim
+        5.5 to 8 GiB for every model.
+    """
+    budget = 8192 if memory >= LARGE_GPU else 2048
+    widest = max((m.outputs for m in architecture.matrices if m.reading == "token"), default=architecture.hidden)
+    return CONTEXT_BYTES + 2.0 * budget * (10 * architecture.hidden + 2 * widest / tensor_parallel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +232,7 @@ def cache_room(
     expert_parallel: int = 1,
     memory_share: float = 0.9,
     cache_bits: float = 16.0,
-    reserve: float = ENGINE_RESERVE,
+    reserve: float | None = None,
 ) -> CacheRoom:
     """Memory left to the cache of a replica.
 
@@ -222,8 +245,8 @@ def cache_room(
     memory_share : float in (0, 1] [1]
         `gpu_memory_utilization`.
     cache_bits : float [bit]
-    reserve : float [B]
-        Activations, graphs and buffers per GPU.
+    reserve : float or None [B]
+        Activations, graphs and buffers per GPU; `engine_reserve` if None.
 
     Returns
     -------
@@ -235,11 +258,13 @@ def cache_room(
         If the weights do not fit: by how much, and how many GPUs would hold them.
     """
     weights = weight_bytes_per_gpu(architecture, tensor_parallel=tensor_parallel, expert_parallel=expert_parallel)
+    if reserve is None:
+        reserve = engine_reserve(architecture, memory=memory, tensor_parallel=tensor_parallel)
     free = memory_share * memory - weights - reserve
     if free <= 0:
         raise InputError(
             f"{architecture.name} ({architecture.precision}) puts {weights / 1e9:.4g} GB of weights on each of "
-            f"{tensor_parallel} GPUs; with {reserve / 1e9:g} GB for the engine that is {-free / 1e9:.3g} GB more than "
+            f"{tensor_parallel} GPUs; with {reserve / 1e9:.3g} GB for the engine that is {-free / 1e9:.3g} GB more than "
             f"{memory_share:g} of {memory / 1e9:.4g} GB",
             remedy=_smallest_fit(architecture, memory_share * memory - reserve),
         )
