@@ -383,9 +383,10 @@ def training_memory(t: Trainer, *, length: float = 4096.0) -> dict[str, float]:
     tokens = float(t.micro_batch_tokens or (t.micro_batch_sequences or 1) * length)
     tokens /= t.tensor_parallel * t.context_parallel
     kept, trained = t.kept_parameters, t.trained_parameters
-    spread = t.gpus if t.sharding == "full" else t.tensor_parallel * t.pipeline_parallel
-    moments = t.gpus if t.sharding != "none" else t.tensor_parallel * t.pipeline_parallel
-    states = (t.weight_bytes * kept + t.gradient_bytes * trained) / spread + t.optimizer_bytes * trained / moments
+    own = rank_share(t)
+    spread = 1 / t.gpus if t.sharding == "full" else own
+    moments = 1 / t.gpus if t.sharding != "none" else own
+    states = (t.weight_bytes * kept + t.gradient_bytes * trained) * spread + t.optimizer_bytes * trained * moments
     gathered = 0.0
     if t.sharding == "full" and t.gpus > 1:
         layer = _layer_parameters(t) / t.tensor_parallel
@@ -397,6 +398,18 @@ def training_memory(t: Trainer, *, length: float = 4096.0) -> dict[str, float]:
     layer = (2 if t.recompute == "full" else 1) * stored / depth
     logits = PLAIN_LOGIT_BYTES * a.vocab * tokens if t.loss == "plain" else 0.0
     return {"states": states, "gathered": gathered, "kept activations": held, "at work": max(layer, logits)}
+
+
+def rank_share(t: Trainer) -> float:
+    """Share of the parameters on one GPU where data-parallel ranks hold copies [1].
+
+    Tensor and pipeline parallelism divide all of them, expert parallelism the routed experts beyond that.
+    """
+    a, e = t.architecture, t.architecture.experts
+    every = float(total_parameters(a))
+    routed = float(e.layers * e.experts * e.expert_parameters) if e else 0.0
+    rest = (every - routed) / t.tensor_parallel
+    return (rest + routed / max(t.tensor_parallel, t.expert_parallel)) / t.pipeline_parallel / every
 
 
 def _layer_parameters(t: Trainer) -> float:

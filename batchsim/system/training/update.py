@@ -28,7 +28,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from batchsim.errors import InputError
-from batchsim.system.training.trainer import Trainer, micro_batch_work
+from batchsim.system.training.trainer import Trainer, micro_batch_work, rank_share
 from batchsim.system.training.work import LENGTH_MAX, PARTS, Units, micro_batch_parts, pass_units, training_flops
 from batchsim.variables import set_attrs
 
@@ -139,15 +139,15 @@ def gradient_time(t: Trainer) -> float:
     ranks = t.data_parallel * t.context_parallel
     if t.sharding == "full" or ranks == 1:
         return 0.0
-    own = t.trained_parameters / (t.tensor_parallel * t.pipeline_parallel)
+    own = t.trained_parameters * rank_share(t)
     return 2 * (1 - 1 / ranks) * t.gradient_bytes * own / (t.link * t.efficiency.link_share)
 
 
 def optimizer_time(t: Trainer) -> float:
     """Weights and moments read and written, gradients read, by each GPU's share of parameters."""
-    spread = t.tensor_parallel * t.pipeline_parallel if t.sharding == "none" else t.gpus
+    share = rank_share(t) if t.sharding == "none" else 1 / t.gpus
     moved = 2 * (t.weight_bytes + t.optimizer_bytes) + t.gradient_bytes
-    return moved * t.trained_parameters / spread / float(t.gpu.memory_bandwidth or 1.0)
+    return moved * t.trained_parameters * share / float(t.gpu.memory_bandwidth or 1.0)
 
 
 def _fixed_time(t: Trainer) -> float:
