@@ -31,7 +31,7 @@ from batchsim.specs.models import find_model
 from batchsim.specs.recipe import Recipe
 from batchsim.system.memory import cache_room
 from batchsim.system.pipeline.specified import Generation, TrainTime, best_split, compose, generation_table
-from batchsim.system.pipeline.weights import framework_sync_seconds
+from batchsim.system.pipeline.frameworks import FRAMEWORK_FACTOR, framework_factor, framework_sync_seconds
 from batchsim.system.rollout import draw
 from batchsim.system.roofline.deployment import deploy
 from batchsim.system.roofline.efficiency import model_error, slope_error
@@ -205,9 +205,10 @@ def specified_stages(
     tables = system.generation.deployment is not None and (
         system.generation.deployment.efficiency.source == "kernel tables"
     )
+    beyond = framework_factor(draws, rng)
     stages: dict[str, Any] = {
         "gen_curve": (batches, table["gen_time"].values),
-        "gen_factor": lognormal(model_error(engine, tables=tables), draws, rng),
+        "gen_factor": beyond * lognormal(model_error(engine, tables=tables), draws, rng),
         "gen_tilt": slope_error(engine) * rng.standard_normal(draws),
         "overhead_time": float(system.plan.engine.overhead_time),
         "mode": system.mode,
@@ -218,12 +219,16 @@ def specified_stages(
         f"{system.generation.max_num_seqs} sequences each); "
         "its error is that of `batchsim validate serving` on GPUs left out"
     )
+    warnings.append(
+        f"a framework's step is taken to last {FRAMEWORK_FACTOR} times its stages, as in published runs: "
+        "`batchsim validate rl-steps`; all batches share the factor, r_q does not depend on it"
+    )
     seconds, source = training_seconds(system)
     if source:
         warnings.append(
             f"training is modelled from specifications ({source}); `batchsim validate training` has its error"
         )
-        stages["train_factor"] = lognormal(training_error(), draws, rng)
+        stages["train_factor"] = beyond * lognormal(training_error(), draws, rng)
     stages["train_curve"] = (batches, seconds(batches, system.training_gpus))
     return stages
 
@@ -257,7 +262,7 @@ def training_seconds(system: Specified) -> tuple[TrainTime, str]:
         return stated, ""
     trainer = _trainer(system, "rl")
     mean, spread = sequence_length(plan, seed=0)
-    seconds = train_time_of(
+    passes = train_time_of(
         trainer,
         length=mean,
         length_cv=spread,
@@ -266,8 +271,11 @@ def training_seconds(system: Specified) -> tuple[TrainTime, str]:
         old_logprobs=plan.trainer.old_logprobs,
         reference=plan.trainer.reference,
         critic=_trainer(system, "value") if plan.trainer.critic else None,
-        sync_time=synchronisation(system),
     )
+
+    def seconds(batches: Array, gpus: int) -> Array:
+        return passes(batches, gpus) + synchronisation(system, gpus)
+
     return seconds, trainer.efficiency.source
 
 
@@ -307,7 +315,7 @@ def sequence_length(plan: Plan, *, seed: int) -> tuple[float, float]:
     return float(total.mean()), float(total.std() / total.mean())
 
 
-def synchronisation(system: Specified) -> float:
+def synchronisation(system: Specified, training_gpus: int) -> float:
     """Seconds for new weights to reach the engine, as frameworks do it; adapters alone where those are trained."""
     served = system.generation.deployment
     if served is None:
@@ -315,7 +323,7 @@ def synchronisation(system: Specified) -> float:
     size = weight_bytes(served.architecture)
     if system.plan.trainer.lora_rank is not None:
         size = 2.0 * adapter_parameters(served.architecture, system.plan.trainer.lora_rank)
-    return framework_sync_seconds(size, training_gpus=system.training_gpus)
+    return framework_sync_seconds(size, training_gpus=training_gpus)
 
 
 def lognormal(quantiles: tuple[float, float], draws: int, rng: np.random.Generator) -> Array:
@@ -393,7 +401,7 @@ def what_if(system: Specified, rollout_batch: int, *, seed: int = 0) -> list[dic
             "mode": mode,
             "generation_gpus": int(generating),
             "training_gpus": int(training),
-            "throughput": q,
+            "throughput": q / FRAMEWORK_FACTOR,
             "throughput_ratio": q / own,
         }
         for change, mode, generating, training, q in rows

@@ -22,6 +22,7 @@ CLAIMS = {
     "trace": "the simulated rollout against logged runs, request by request",
     "makespan": "the simulated rollout against batches sent at once",
     "training": "training step times, by models and rows left out",
+    "rl-steps": "whole RL steps of other frameworks, from specifications",
 }
 
 
@@ -79,6 +80,10 @@ def _validated(claim: str, data: Path | None, seed: int) -> dict[str, Any]:
             from batchsim.validate.training import validate_training
 
             return validate_training(data, progress=stage)
+        if claim == "rl-steps":
+            from batchsim.validate.rl_steps import validate_rl_steps
+
+            return validate_rl_steps(data, progress=stage)
         if claim in ("trace", "makespan"):
             from batchsim.validate import rollouts
 

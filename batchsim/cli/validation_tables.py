@@ -16,7 +16,7 @@ def print_slices(result: dict[str, Any]) -> None:
     Parameters
     ----------
     result : dict
-        Of a validation of the system wing: serving, kernels, training.
+        Of a validation of the system wing: serving, kernels, trace, makespan, training.
     """
     console = make_console()
     overall = result["overall"]
@@ -32,7 +32,35 @@ def print_slices(result: dict[str, Any]) -> None:
         rows = [_cells(part) for part in parts]
         known = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
         print_rows(console, title, [{name: row[name] for name in known} for row in rows], optional=("bias", "in 80 %"))
-    print_notes(console, [f"skipped: {reason}" for reason in result["skipped"]])
+    if result["name"] == "rl-steps":
+        _print_order(result)
+    print_notes(console, [*result.get("notes", []), *(f"skipped: {reason}" for reason in result["skipped"])])
+
+
+def _print_order(result: dict[str, Any]) -> None:
+    """Kendall's tau, ratios within their goal, and inversions with their reasons."""
+    console = make_console()
+    tau = result["overall"]["kendall_tau"]
+    console.print(f"order of rates per GPU: Kendall's tau {tau:.2f} over {result['overall']['n']} rows", soft_wrap=True)
+    for part in result["overall"]["ratios"]:
+        largest = _percent(part["max_ape"])
+        console.print(
+            f"{part['split']}: {part['within']} of {part['n']} ratios within 25 %, median {_percent(part['median_ape'])}, "
+            f"largest {largest}",
+            soft_wrap=True,
+        )
+    rows: list[dict[str, Cell]] = [
+        {
+            "faster": pair["faster"],
+            "slower": pair["slower"],
+            "measured": f"{pair['measured']:.2f}",
+            "predicted": f"{pair['predicted']:.2f}",
+            "reason": pair["reason"],
+        }
+        for pair in result["inversions"]
+    ]
+    if rows:
+        print_rows(console, "inversions within a model: rates per GPU, ratio of the faster to the slower", rows)
 
 
 def overall_sentence(name: str, overall: dict[str, Any]) -> str:
@@ -41,6 +69,7 @@ def overall_sentence(name: str, overall: dict[str, Any]) -> str:
         "serving": "time per output token on a GPU whose serving rows no constant saw",
         "kernels": "one layer's experts, their number left out",
         "training": "time of an update of a model whose rows no constant saw",
+        "rl-steps": "whole step from specifications",
     }.get(name, name)
     said = f"{what}: median error {_percent(overall['median_ape'])}, mean {_percent(overall['mape'])}"
     if "max_ape" in overall:
@@ -69,11 +98,17 @@ def _cells(part: dict[str, Any]) -> dict[str, Cell]:
         "of": part["of"],
         "n": str(part["n"]),
         "median": _percent(part.get("median_ape")),
-        "mean": _percent(part["mape"]),
+        "mean": _percent(part.get("mape")),
         "max": _percent(part.get("max_ape")),
-        "bias": "-" if part.get("bias") is None else f"{100 * part['bias']:+.1f} %",
+        "bias": _signed(part.get("bias")),
+        "factor": _plain(part.get("factor")),
+        "ratio": _plain(part.get("ratio")),
+        "running": _percent(part.get("running_error")),
+        "tokens/s": _percent(part.get("token_error")),
+        "length": _signed(part.get("length_error")),
+        "step times": _plain(part.get("step_factor")),
         "in 80 %": _percent(part.get("covered")),
-        "peer: n": str(part.get("n_with_peer", "-")),
+        "peer: n": str(part.get("n_with_peer") or "-"),
         "own": _both(part, "with_peer_"),
         "peer": _both(part, "peer_"),
     }
@@ -82,6 +117,14 @@ def _cells(part: dict[str, Any]) -> dict[str, Cell]:
 def _both(part: dict[str, Any], prefix: str) -> str:
     median, mean = part.get(f"{prefix}median_ape"), part.get(f"{prefix}mape")
     return "-" if median is None else f"{_percent(median)} / {_percent(mean)}"
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:+.1f} %"
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _percent(value: float | None) -> str:

@@ -1,18 +1,30 @@
-r"""New weights to the engine, as frameworks do it: far below the link.
+r"""What frameworks take beyond the work of their stages: weights that travel far below the link, and steps that last.
 
-    t = bytes/(rate n)          bytes of one bf16 copy, n GPUs that train
+    sync     t = bytes/(rate n)          bytes of one bf16 copy, n GPUs that train
+    step     t = f (stages + sync)       f: what no stage accounts for
 
 A refit gathers every parameter from its shards, renames and often re-packs it, and loads it into the engine: work of
 the training GPUs, not of the link (`training.sync` has the link's own time, a hundredth of it). Twelve published times
 of two frameworks, 8 to 64 GPUs and 8 to 235 billion parameters, give a rate of .24 GB/s per training GPU, each of them
 within a factor of 4 (`data/measured/weight_sync.csv`; a test compares).
 
+A printed step of NeMo-RL takes 1.5 times what its stages are predicted to take, every one of 18 longer than predicted:
+sleep and wake of the engine, data between processes, rewards, losses of what the stage models leave out. How much of it
+is which, the tables do not say. The factor is common to all batches, so it moves times and leaves r_q as it is;
+`batchsim validate rl-steps` scores it on models that it did not see, and a test compares.
+
 References
 ----------
 .. [1] NVIDIA-NeMo/RL issue 959 (refit); verl, docs/advance/fully_async.md (checkpoint-engine ablation).
+.. [2] NVIDIA-NeMo/RL, performance summary of v0.6: step times of 18 rows.
 """
 
 from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
 
 from batchsim.errors import InputError
 
@@ -20,6 +32,27 @@ FRAMEWORK_RATE = 0.24e9
 """B/s of weights per GPU that trains: geometric mean of the twelve times."""
 FRAMEWORK_SPREAD = 1.93
 """Geometric standard deviation of a single framework and model about it."""
+
+FRAMEWORK_FACTOR = 1.51
+"""Measured over predicted steps [1]: geometric mean of 18."""
+FRAMEWORK_FACTOR_SPREAD = 1.32
+"""Geometric standard deviation of one of them."""
+
+
+def framework_factor(draws: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Draws of what a framework's step takes over its stages.
+
+    Parameters
+    ----------
+    draws : int
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    ndarray, (draws,) [1]
+    """
+    spread = math.log(FRAMEWORK_FACTOR_SPREAD) * rng.standard_normal(draws)
+    return np.asarray(FRAMEWORK_FACTOR * np.exp(spread))
 
 
 def framework_sync_seconds(weight_bytes: float, *, training_gpus: int) -> float:
