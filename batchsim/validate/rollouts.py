@@ -1,17 +1,20 @@
 r"""The simulated rollout against measured runs: two traces, and batches sent at once.
 
     trace       vLLM runs of 300 requests with logged arrivals and lengths: the last finish, every request's latency,
-                the running batch second by second
+                the running batch second by second; and the drain after the last admission alone (`drain`)
     makespan    `vllm bench serve`, most with all prompts at once: the time until the last one ends
 
 Both are predicted blind: the model's config, the GPU's tables and the engine's constants, nothing from the run but its
 requests and its command line. Of memory, too, only what a datasheet says; a second slice gives the simulator the
-capacity that a trace logs, since a wrong one decides everything where the cache is full.
+capacity that a trace logs, since a wrong one decides everything where the cache is full. The drain is scored twice:
+blind, and with all step times multiplied by one factor from ticks before it, so that no scored tick is used.
 
 Of a batch only mean lengths are known. Those drawn from chats (short prompts and answers) are spread lognormally with
 `CHAT_SPREAD`, all others are of one length. Command lines with options that the model does not hold (speculation,
 offloading, data or pipeline parallelism, other dtypes) are skipped and counted. Runs whose concurrency the client
-capped are launched as their peak allows.
+capped are launched as their peak allows. The goal, from specifications and under vLLM, is a median |log ratio| of at
+most log `FACTOR_GOAL`; it is scored over all rows and without those that `_left_out` names, which are no batches that
+were sent at once, or no measurements of what their row states.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from batchsim.specs.models import find_model
 from batchsim.system.memory import cache_room
 from batchsim.system.rollout import draw, rollout
 from batchsim.system.roofline import decode_law, deploy
+from batchsim.validate import drain as drains
 from batchsim.validate.data import data_folder
 
 Array = NDArray[np.float64]
@@ -43,6 +47,15 @@ CHAT_SPREAD = 1.0
 CHAT_LIMIT = 1024
 BIG_GPU = ("H100", "H200", "B200", "B300")
 """vLLM serves 1,024 sequences with a budget of 8,192 tokens there, 256 with 2,048 on others (its own defaults)."""
+FACTOR_GOAL = 1.35
+"""Of issue and design: median factor between prediction and measurement under vLLM."""
+FLIGHT_SHARE = 0.2
+"""Prompts sent at once are on average in flight for half of the makespan where the engine takes them in turn, for all
+of it where it takes them together; less than a fifth is no batch sent at once."""
+PEAK_BELOW = "its client capped concurrency: a peak below the number of prompts"
+FEW_IN_FLIGHT = "its client capped concurrency: on average less than a fifth of the prompts in flight"
+PEAK_BELOW_MEAN = "its stated peak of concurrency is below the mean that its latencies give"
+COPY = "its figures are those of another GPU's row to the last digit, a copy in the source"
 OUTSIDE = (
     "speculative",
     "offload",
@@ -52,6 +65,7 @@ OUTSIDE = (
     "dp_size",
     "enable-dp",
     "pipeline",
+    "-pp",
     "kv-cache-dtype",
     "quantization",
     "enforce-eager",
@@ -119,7 +133,7 @@ def validate_trace(
     Returns
     -------
     dict
-        `name`, `overall`, `slices`, `rows`, `skipped`; a row per run and quantity.
+        `name`, `overall`, `slices`, `rows`, `notes`, `skipped`; a row per run and quantity.
 
     Raises
     ------
@@ -130,23 +144,88 @@ def validate_trace(
     if folder is None:
         return _nothing("trace")
     rows: list[dict[str, Any]] = []
-    slices = []
+    slices: list[dict[str, Any]] = []
+    notes, skipped = [], []
     for trace in TRACES:
+        requests, ticks = _logged(folder, trace)
         for logged in (False, True):
             progress(f"{trace.name}, {'cache as logged' if logged else 'blind'}")
-            found = _replay(folder, trace, logged=logged)
+            found = _replay(trace, requests, ticks, logged=logged)
             if found is None:
                 continue
             rows += found["rows"]
             slices.append(found["slice"])
+        progress(f"{trace.name}, drain")
+        drain = drains.read_drain(requests, ticks)
+        if drain is None:
+            skipped.append(f"drain of {trace.name}: its log ends before the last admission")
+            continue
+        for part in _drained(trace, drain):
+            rows.append(_row(part["row"], part["predicted"], part["measured"]))
+            slices.append({name: value for name, value in part.items() if name not in ("row", "predicted", "measured")})
+            notes.append(_verdict(part))
+    # Slices of one claim stand together in the printed tables.
+    slices.sort(key=lambda part: part["claim"] == DRAIN)
     blind = [row for row in rows if row["claim"].startswith("blind") and "makespan" in row["claim"]]
-    return {"name": "trace", "overall": _figures(blind), "slices": slices, "rows": rows, "skipped": []}
+    return {
+        "name": "trace",
+        "overall": _figures(blind),
+        "slices": slices,
+        "rows": rows,
+        "notes": notes,
+        "skipped": skipped,
+    }
 
 
-def _replay(folder: Path, trace: Trace, *, logged: bool) -> dict[str, Any] | None:
+DRAIN = "the drain after the last admission: sum |predicted - measured| over sum measured, and its length"
+
+
+def _logged(folder: Path, trace: Trace) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Columns of the requests, in the order of their arrival, and of the ticks."""
     requests = sorted(_rows(folder / f"decode/trace_{trace.name}_requests.csv"), key=lambda r: float(r["queued_s"]))
     ticks = _rows(folder / f"decode/trace_{trace.name}_timeseries.csv")
-    column = {name: np.array([float(r[name]) for r in requests]) for name in requests[0] if name != "request_id"}
+    return (
+        {name: np.array([float(r[name]) for r in requests]) for name in requests[0] if name != "request_id"},
+        {name: np.array([float(r[name]) for r in ticks]) for name in ticks[0]},
+    )
+
+
+def _drained(trace: Trace, drain: drains.Drain) -> list[dict[str, Any]]:
+    """Scores of a drain: blind, and with the factor of earlier ticks where there is one."""
+    deployment = deploy(find_model(trace.model), find_gpu(trace.gpu), expert_parallel=trace.expert_parallel)
+    law = decode_law(deployment, concurrency=trace.max_num_seqs)
+    factor = drains.step_factor(drain, law, replicas=trace.replicas)
+    found = []
+    for kind, times in (("blind", 1.0), ("calibrated on earlier ticks", factor)):
+        if times is None:
+            continue
+        scored = drains.mean_score(drain, law, replicas=trace.replicas, factor=times)
+        found.append(
+            {
+                "claim": DRAIN,
+                "of": f"{trace.name}, {kind}",
+                "row": f"{kind}: {trace.name}, drain (s)",
+                "predicted": drain.length * (1 + scored["length_error"]),
+                "measured": drain.length,
+                "step_factor": times,
+                "calibration_ticks": 0 if kind == "blind" else int(drain.earlier_batch.size),
+                "estimate_ratio": drain.estimate_ratio,
+            }
+            | scored
+        )
+    return found
+
+
+def _verdict(part: dict[str, Any]) -> str:
+    names = drains.missed(part)
+    errors, length = 100 * drains.ERROR_GOAL, 100 * drains.LENGTH_GOAL
+    least, most = (100 * v for v in part["length_error_range"])
+    spread = f"; length {least:+.1f} to {most:+.1f} % by the requests' places" if most > least else ""
+    said = f"misses {' and '.join(names)}" if names else "all goals met"
+    return f"{part['of']}: {said} (running batch, tokens/s within {errors:.0f} %, length {length:.0f} %){spread}"
+
+
+def _replay(trace: Trace, column: dict[str, Array], ticks: dict[str, Array], *, logged: bool) -> dict[str, Any] | None:
     architecture, gpu = find_model(trace.model), find_gpu(trace.gpu)
     deployment = deploy(architecture, gpu, expert_parallel=trace.expert_parallel)
     room = cache_room(
@@ -170,8 +249,7 @@ def _replay(folder: Path, trace: Trace, *, logged: bool) -> dict[str, Any] | Non
         dispatch="least_loaded",
         arrival_seconds=column["queued_s"],
     )
-    at = np.array([float(r["t"]) for r in ticks])
-    running = np.array([float(r["running"]) for r in ticks])
+    at, running = ticks["t"], ticks["running"]
     simulated = ds["running"].values[np.searchsorted(ds["time"].values, at, side="right") - 1]
     latency = ds["finish_time"].values - column["queued_s"]
     measured = column["last_token_s"] - column["queued_s"]
@@ -195,11 +273,10 @@ def _replay(folder: Path, trace: Trace, *, logged: bool) -> dict[str, Any] | Non
     return {"rows": rows, "slice": part}
 
 
-def _logged_capacity(column: dict[str, Array], ticks: list[dict[str, str]]) -> float | None:
+def _logged_capacity(column: dict[str, Array], ticks: dict[str, Array]) -> float | None:
     """Tokens of cache: those of the running requests over the share that is logged as used; None where it is not."""
     found = []
-    for tick in ticks:
-        share, t = float(tick["kv_cache_pct"]) / 100, float(tick["t"])
+    for t, share in zip(ticks["t"], ticks["kv_cache_pct"] / 100, strict=True):
         if share < 0.3:
             continue
         first, last = column["first_token_s"], column["last_token_s"]
@@ -229,7 +306,8 @@ def validate_makespan(
     Returns
     -------
     dict
-        `name`, `overall`, `slices`, `rows`, `skipped`.
+        `name`, `overall`, `slices`, `rows`, `notes`, `skipped`. `overall` is of the rows that are not `left_out`;
+        figures have `factor`, exp of the median |log ratio|, and `ratio`, the median of predicted over measured.
 
     Raises
     ------
@@ -241,31 +319,82 @@ def validate_makespan(
         return _nothing("makespan")
     rows: list[dict[str, Any]] = []
     skipped: Counter[str] = Counter()
+    seen: dict[tuple[str, ...], str] = {}
     for raw in _rows(folder / MAKESPANS):
         progress(raw["file"])
+        reason = _left_out(raw, seen)
         try:
-            rows.append(_makespan(raw, seed))
+            rows.append(_makespan(raw, seed) | {"left_out": reason})
         except InputError as error:
             skipped[error.message if len(error.message) < 90 else f"{error.message[:87]}..."] += 1
+    kept = [row for row in rows if row["left_out"] is None]
     return {
         "name": "makespan",
-        "overall": _figures(rows),
-        "slices": _makespan_slices(rows),
+        "overall": _figures(kept),
+        "slices": _makespan_slices(rows, kept),
         "rows": [{name: value for name, value in row.items() if name not in KEYS} for row in rows],
+        "notes": _makespan_notes(rows, kept),
         "skipped": [f"{count} rows: {reason}" for reason, count in skipped.most_common()],
     }
 
 
-KEYS = ("engine", "workload", "on")
+KEYS = ("engine", "workload", "on", "gpu")
 
 
-def _makespan_slices(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _left_out(raw: dict[str, str], seen: dict[tuple[str, ...], str]) -> str | None:
+    """Why a row is no measurement of a batch sent at once on its GPU, or None; `seen` gains its figures.
+
+    Decided from the source's own columns, never from a prediction.
+    """
+    n, duration = int(raw["n_ok"]), float(raw["duration_s"])
+    figures = tuple(value for name, value in raw.items() if name not in ("file", "hardware", "section"))
+    if seen.setdefault(figures, raw["hardware"]) != raw["hardware"]:
+        return COPY
+    peak = float(raw["peak_conc"]) if raw["peak_conc"] else None
+    mean = None
+    if raw.get("mean_ttft_ms") and raw.get("mean_tpot_ms"):
+        seconds = (float(raw["mean_ttft_ms"]) + float(raw["mean_tpot_ms"]) * (int(raw["out_tok"]) / n - 1)) / 1e3
+        mean = n * seconds / duration
+    if peak is not None and peak < n:
+        return PEAK_BELOW_MEAN if mean is not None and mean > peak else PEAK_BELOW
+    return FEW_IN_FLIGHT if mean is not None and mean < FLIGHT_SHARE * n else None
+
+
+def _makespan_slices(rows: list[dict[str, Any]], kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    every = [row | {"engine": f"{row['engine']}, all rows"} for row in rows]
+    vllm = [row for row in kept if row["engine"] == "vllm"]
+    parts = (
+        ("engine", "by engine", [*every, *(row | {"engine": f"{row['engine']}, after exclusions"} for row in kept)]),
+        ("left_out", "left out, all engines: why", [row for row in rows if row["left_out"] is not None]),
+        ("gpu", "vllm after exclusions: by GPU", vllm),
+        ("workload", "vllm after exclusions: by workload", vllm),
+        ("on", "vllm after exclusions: by model and GPU", vllm),
+    )
     found = []
-    for key, title in (("engine", "by engine"), ("workload", "vllm: by workload"), ("on", "vllm: by model and GPU")):
-        some = rows if key == "engine" else [row for row in rows if row["engine"] == "vllm"]
+    for key, title, some in parts:
         for value in sorted({row[key] for row in some}):
             found.append({"claim": title, "of": value} | _figures([row for row in some if row[key] == value]))
     return found
+
+
+def _makespan_notes(rows: list[dict[str, Any]], kept: list[dict[str, Any]]) -> list[str]:
+    """What the goal says of vLLM, with and without the rows left out."""
+    every, some = ([row for row in part if row["engine"] == "vllm"] for part in (rows, kept))
+    if not some:
+        return []
+    factor = _figures(some)["factor"]
+    said = (
+        f"vllm, from specifications: median factor {factor:.2f} over {len(some)} rows, {_figures(every)['factor']:.2f} "
+        f"over all {len(every)}; the goal is {FACTOR_GOAL}, {'met' if factor <= FACTOR_GOAL else 'missed'}"
+    )
+    reasons = Counter(row["left_out"] for row in every if row["left_out"] is not None)
+    return [
+        said,
+        *(
+            f"left out, {count} row{'s' if count != 1 else ''} of vllm: {reason}"
+            for reason, count in reasons.most_common()
+        ),
+    ]
 
 
 def _makespan(raw: dict[str, str], seed: int) -> dict[str, Any]:
@@ -321,7 +450,7 @@ def _makespan(raw: dict[str, str], seed: int) -> dict[str, Any]:
         workload = f"{_round(prompt)} in, {_round(response)} out"
     where = f"{architecture.name} on {tensor} x {gpu.name}"
     row = _row(f"{engine} {where}: {n} x ({workload})", float(ds["gen_time"]), float(raw["duration_s"]))
-    return row | {"engine": engine, "workload": workload, "on": where}
+    return row | {"engine": engine, "workload": workload, "on": where, "gpu": gpu.name}
 
 
 def _round(value: float) -> str:
@@ -373,12 +502,15 @@ def _figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
     if not rows:
         return {}
     error = np.array([row["error"] for row in rows])
+    log = np.log1p(error)
     return {
         "n": int(error.size),
         "median_ape": float(np.median(np.abs(error))),
         "mape": float(np.mean(np.abs(error))),
         "max_ape": float(np.max(np.abs(error))),
         "bias": float(np.mean(error)),
+        "factor": float(np.exp(np.median(np.abs(log)))),
+        "ratio": float(np.exp(np.median(log))),
         "peer": None,
     }
 
@@ -389,5 +521,6 @@ def _nothing(name: str) -> dict[str, Any]:
         "overall": {},
         "slices": [],
         "rows": [],
+        "notes": [],
         "skipped": [f"{name}: its tables do not ship; give --data"],
     }
