@@ -1,7 +1,8 @@
 """Plots of results: each takes a Dataset and draws, computing nothing but quantiles.
 
-One figure so far, the paper's figure 10 as a forecast: T/T_0 over the train batch with its interval, the
-effective range, the star, and measured batches beside it where there are any.
+Of a forecast: T/T_0 over the train batch with its interval, the effective range, the star, and measured batches beside
+it where there are any (the paper's figure 10), and r_N. Of the system: a decode step by its parts, a rollout over time,
+the stages of a step over the batch. Of a validation: predicted over measured.
 
 References
 ----------
@@ -10,6 +11,7 @@ References
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 PREDICTED = "#1f5fa8"
 MEASURED = "#d1661f"
+RATIOS = (0.125, 0.25, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 4.0, 8.0)
+"""Ticks of predicted over measured."""
 
 
 def _axes(ax: Axes | None) -> Axes:
@@ -172,7 +176,7 @@ def plot_predicted_measured(result: dict[str, Any], ax: Axes | None = None) -> A
     Parameters
     ----------
     result : dict
-        From `validate_serving`, `validate_kernels` or `validate_training`; of several splits the first.
+        From a validation of the system wing; of several splits the first.
     ax : matplotlib.axes.Axes or None
         A new figure's if None.
 
@@ -189,18 +193,27 @@ def plot_predicted_measured(result: dict[str, Any], ax: Axes | None = None) -> A
         raise InputError("no row was scored, so there is nothing to plot", remedy="give --data")
     ax = _axes(ax)
     rows, split = result["rows"], ""
-    if result["name"] in ("serving", "training"):
+    if result["name"] in ("serving", "training", "rl-steps"):
         split = rows[0]["claim"].split(":")[0]
         rows = [r for r in rows if r["claim"].startswith(f"{split}:")]
     measured = np.array([r["measured"] for r in rows])
+    scale, unit = (1.0, "s") if result["name"] == "rl-steps" else (1e3, "ms")
+    shown: list[float] = []
     for name, mark, shade in (("peer", "x", "0.6"), ("predicted", "o", PREDICTED)):
         value = np.array([np.nan if r[name] is None else r[name] for r in rows])
+        if not np.isfinite(value).any():
+            continue
+        shown += list((value / measured)[np.isfinite(value)])
         label = result["overall"]["peer"] if name == "peer" else "batchsim"
-        ax.plot(1e3 * measured, value / measured, mark, ms=3, color=shade, label=label, alpha=0.7, mew=0.8, lw=0)
+        ax.plot(scale * measured, value / measured, mark, ms=3, color=shade, label=label, alpha=0.7, mew=0.8, lw=0)
     ax.axhline(1.0, color="0.3", lw=0.8)
     ax.set_xscale("log")
     ax.set_yscale("log", base=2)
-    ax.set_xlabel("measured time per output token (ms)" if result["name"] == "serving" else "measured time (ms)")
+    ax.set_yticks(RATIOS, [f"{ratio:g}" for ratio in RATIOS])
+    ax.minorticks_off()
+    furthest = max(1.2, float(np.exp(np.max(np.abs(np.log(shown))))))
+    ax.set_ylim(0.95 / furthest, 1.05 * furthest)
+    ax.set_xlabel("measured time per output token (ms)" if result["name"] == "serving" else f"measured time ({unit})")
     ax.set_ylabel("predicted / measured")
     ax.set_title(split, fontsize=9)
     ax.legend(frameon=False, fontsize=7)
@@ -307,4 +320,56 @@ def plot_rollout(ds: xr.Dataset, ax: Axes | None = None) -> Axes:
     ax.set_ylabel("running sequences, all replicas")
     ax.set_title(ds.attrs["law"], fontsize=8)
     ax.legend(frameon=False, fontsize=8, loc="upper right")
+    return ax
+
+
+def plot_stages(ds: xr.Dataset, ax: Axes | None = None) -> Axes:
+    """Draw time per kept response of generation, training and the whole step over the batch, and what binds where.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        From `system.pipeline.specified.compose`.
+    ax : matplotlib.axes.Axes or None
+        A new figure's if None.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    ax = _axes(ax)
+    batch = ds["rollout_batch"].values.astype(np.float64)
+    for name, shade, width, style in (
+        ("gen_time", PREDICTED, 1.3, "-"),
+        ("train_time", MEASURED, 1.3, "-"),
+        ("step_time", "0.1", 2.0, "--"),
+    ):
+        label = {"gen_time": "generation", "train_time": "training", "step_time": "whole step"}[name]
+        ax.plot(batch, ds[name].values / batch, style, color=shade, lw=width, label=label)
+    limits = [str(v) for v in ds["binding_limit"].values]
+    starts = [i for i, name in enumerate(limits) if i == 0 or name != limits[i - 1]]
+    edges = [batch[0], *(math.sqrt(batch[i - 1] * batch[i]) for i in starts[1:]), batch[-1]]
+    for k, i in enumerate(starts):
+        ax.axvspan(edges[k], edges[k + 1], color="0.5", alpha=0.14 if k % 2 else 0.04, lw=0)
+        middle = math.sqrt(edges[k] * edges[k + 1])
+        ax.annotate(
+            limits[i],
+            (middle, 0.02),
+            xycoords=("data", "axes fraction"),
+            ha="center",
+            va="bottom",
+            fontsize=7,
+            rotation=90,
+        )
+    if batch.size > 1:
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.set_xlim(batch[0], batch[-1])
+    ax.set_yscale("log")
+    # Room for the names of the limits below the lines.
+    ax.set_ylim(bottom=ax.get_ylim()[0] / 2.5)
+    ax.set_xlabel("kept responses per rollout step")
+    ax.set_ylabel("time per kept response (s)")
+    ax.set_title(f"{ds.attrs['law']}, {ds.attrs['mode']}: what a step waits for", fontsize=8)
+    ax.legend(frameon=False, fontsize=8)
     return ax

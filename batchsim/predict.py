@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from batchsim.calibrate import Calibration, calibrate, law_error
+from batchsim.calibrate.limits import binding_limits, critical_gen_batches
 from batchsim.calibrate.specified import SPECIFIED, specified, what_if
 from batchsim.criterion import cost, gpu_hours, verdict
 from batchsim.errors import InputError
@@ -37,7 +38,7 @@ from batchsim.learning.sample_cost import critical_train_batch, rates_at, sample
 from batchsim.measure import BOUNDS, LEVEL, RULE_TOLERANCE, measure, noise_scale_record
 from batchsim.plan import Learning, Plan
 from batchsim.recommend import Recommendation, recommend
-from batchsim.system.pipeline import critical_gen_batch, critical_on_curve, on_curve, throughput
+from batchsim.system.pipeline import throughput
 from batchsim.variables import set_attrs
 
 DOUBLINGS = range(-2, 7)
@@ -284,7 +285,7 @@ def _forecast(
         ),
         "rollout_batch": ("train_batch", rollout),
         "prompts": ("train_batch", rollout / recipe.group_size),
-        "binding_limit": ("train_batch", _binding_limit(calibration, rollout)),
+        "binding_limit": ("train_batch", binding_limits(calibration, rollout)),
         "noise_scale": ("draw", calibration.noise_scale),
         **{name: ("draw", getattr(calibration, name)) for name in free},
         "critical_train_batch": (
@@ -295,7 +296,7 @@ def _forecast(
                 **law,
             ),
         ),
-        "critical_gen_batch": ("draw", _critical_gen_batch(calibration)),
+        "critical_gen_batch": ("draw", critical_gen_batches(calibration)),
     }
     return xr.Dataset(data, coords={"train_batch": candidates, "bound": list(BOUNDS)})
 
@@ -327,60 +328,6 @@ def _law_step_time(calibration: Calibration, rollout: Floats, level: float) -> F
         return np.full((rollout.size, len(BOUNDS)), np.nan)
     estimate, low, high = fit.predict(rollout, level=level)
     return np.stack([low, estimate, high], axis=1)
-
-
-def _critical_gen_batch(calibration: Calibration) -> Floats:
-    stages, recipe = calibration.stages, calibration.recipe
-    if "gen_curve" in stages:
-        batches, seconds = stages["gen_curve"]
-        launched = critical_on_curve(batches, seconds) * recipe.gen_ratio
-        return np.full(calibration.noise_scale.shape, launched)
-    kept = critical_gen_batch(
-        gen_time_intercept=stages["gen_time_intercept"],
-        gen_time_slope=stages["gen_time_slope"],
-        gen_throughput_max=stages["gen_throughput_max"],
-    )
-    # A fitted law counts kept responses; B_gen counts launched ones.
-    unit = 1.0 if "gen_ratio" in stages else recipe.gen_ratio
-    return np.broadcast_to(kept * unit, calibration.noise_scale.shape)
-
-
-def _binding_limit(calibration: Calibration, rollout: Floats) -> list[str]:
-    """What the rollout step mostly waits for at each candidate, in at least half of the draws."""
-    stages = calibration.stages
-    if "gen_curve" in stages:
-        return _simulated_limits(stages, rollout)
-    unit = stages.get("gen_ratio", 1.0) / stages.get("kept_share", 1.0)
-    b_gen = rollout * unit
-    intercept, slope, plateau = (
-        np.reshape(stages[k], (-1, 1)) for k in ("gen_time_intercept", "gen_time_slope", "gen_throughput_max")
-    )
-    capped = np.mean(b_gen / plateau > intercept + slope * b_gen, axis=0) >= 0.5
-    shared = np.mean(intercept > slope * b_gen, axis=0) >= 0.5
-    trained = stages.get("train_time_intercept", 0.0) + stages.get("train_time_per_response", 0.0) * rollout
-    generated = np.median(np.maximum(intercept + slope * b_gen, b_gen / plateau), axis=0)
-    capacity, name = calibration.memory_limit
-    limits = []
-    for i, r in enumerate(rollout):
-        if trained[i] > generated[i]:
-            limits.append("trainer")
-        elif capped[i]:
-            limits.append(name if name and r > capacity else "throughput plateau")
-        else:
-            limits.append("shared step time" if shared[i] else "time per response")
-    return limits
-
-
-def _simulated_limits(stages: dict[str, Any], rollout: Floats) -> list[str]:
-    """The trainer where its time is longer, else what the nearest simulated batch waits for."""
-    batches, _ = stages["gen_curve"]
-    generated, trained = on_curve(rollout, stages["gen_curve"]), on_curve(rollout, stages["train_curve"])
-    factor = np.median(stages["gen_factor"]), np.median(stages.get("train_factor", 1.0))
-    nearest = np.argmin(np.abs(np.log(batches[None, :]) - np.log(rollout[:, None])), axis=1)
-    return [
-        "trainer" if factor[1] * t > factor[0] * g else str(stages["gen_limits"][i])
-        for g, t, i in zip(generated, trained, nearest, strict=True)
-    ]
 
 
 def _measured_candidates(measured: xr.DataTree, candidates: Floats) -> NDArray[np.bool_]:

@@ -3,8 +3,9 @@ r"""The system side from specifications alone: model, GPU, engine and lengths in
 The stage times are curves over the rollout batch: generation simulated over the roofline's decode law, training
 modelled from FLOPs and bytes. What they are wrong by is what the validations found on data that no constant saw:
 
-    t_gen   = f_g (R/R_m)^e t_gen(R)       log f_g normal with the quantiles of `validate serving`, e with its slopes
-    t_train = f_t t_train(R)               log f_t normal with the quantiles of `validate training`
+    t_gen   = f f_g (R/R_m)^e t_gen(R)     log f_g normal with the quantiles of `validate serving`, e with its slopes
+    t_train = f f_t t_train(R)             log f_t normal with the quantiles of `validate training`
+    f                                      what a framework takes beyond both, of `validate rl-steps`
 
 so that throughput ratios carry the error of the curves' shape (e) and of the balance between the stages (f_g/f_t),
 and absolute times both.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,9 @@ from batchsim.specs.huggingface import quantised
 from batchsim.specs.models import find_model
 from batchsim.specs.recipe import Recipe
 from batchsim.system.memory import cache_room
-from batchsim.system.pipeline.specified import Generation, TrainTime, best_split, compose, generation_table
+from batchsim.system.pipeline import PROGRESS
 from batchsim.system.pipeline.frameworks import FRAMEWORK_FACTOR, framework_factor, framework_sync_seconds
+from batchsim.system.pipeline.specified import Generation, TrainTime, best_split, compose, generation_table
 from batchsim.system.rollout import draw
 from batchsim.system.roofline.deployment import deploy
 from batchsim.system.roofline.efficiency import model_error, slope_error
@@ -199,16 +201,20 @@ def specified_stages(
         gen_curve, gen_factor, gen_tilt, train_curve, train_factor, overhead_time, mode and gen_limits (a name per
         point of the curve, for the binding limit).
     """
-    table = stage_table(system, seed=seed)
+    grows = system.plan.lengths.response_growth != 1
+    systems = [system_at(system, p) for p in PROGRESS] if grows else [system]
+    tables = [stage_table(s, seed=seed) for s in systems]
+    table = tables[len(tables) // 2]
     batches = table["rollout_batch"].values.astype(np.float64)
+    generated = np.array([t["gen_time"].values for t in tables])
     engine = system.generation.deployment.engine.engine if system.generation.deployment else "vllm"
-    tables = system.generation.deployment is not None and (
+    fitted = system.generation.deployment is not None and (
         system.generation.deployment.efficiency.source == "kernel tables"
     )
     beyond = framework_factor(draws, rng)
     stages: dict[str, Any] = {
-        "gen_curve": (batches, table["gen_time"].values),
-        "gen_factor": beyond * lognormal(model_error(engine, tables=tables), draws, rng),
+        "gen_curve": (batches, generated if grows else generated[0]),
+        "gen_factor": beyond * lognormal(model_error(engine, tables=fitted), draws, rng),
         "gen_tilt": slope_error(engine) * rng.standard_normal(draws),
         "overhead_time": float(system.plan.engine.overhead_time),
         "mode": system.mode,
@@ -223,14 +229,28 @@ def specified_stages(
         f"a framework's step is taken to last {FRAMEWORK_FACTOR} times its stages, as in published runs: "
         "`batchsim validate rl-steps`; all batches share the factor, r_q does not depend on it"
     )
-    seconds, source = training_seconds(system)
+    _, source = training_seconds(system)
     if source:
         warnings.append(
             f"training is modelled from specifications ({source}); `batchsim validate training` has its error"
         )
         stages["train_factor"] = beyond * lognormal(training_error(), draws, rng)
-    stages["train_curve"] = (batches, seconds(batches, system.training_gpus))
+    trained = np.array([training_seconds(s)[0](batches, system.training_gpus) for s in systems])
+    stages["train_curve"] = (batches, trained if grows else trained[0])
+    if grows:
+        warnings.append(
+            f"the mean response is taken to go to {system.plan.lengths.response_growth:g} times its start, linearly in the "
+            "samples to the target; times of steps and throughput are means over that"
+        )
     return stages
+
+
+def system_at(system: Specified, progress: float) -> Specified:
+    """A system with its responses as they are at a share of the way to the target [1]."""
+    lengths = system.plan.lengths.at(progress)
+    return replace(
+        system, plan=replace(system.plan, lengths=lengths), generation=replace(system.generation, lengths=lengths)
+    )
 
 
 def training_seconds(system: Specified) -> tuple[TrainTime, str]:
@@ -352,8 +372,40 @@ def stage_table(
     )
 
 
+def composed_stages(plan: Plan, recipe: Recipe, *, seed: int = 0) -> xr.Dataset:
+    """Stages of a rollout step over batches as a plan specifies them, and what binds, without the models' errors.
+
+    Parameters
+    ----------
+    plan : Plan
+        That lacks nothing.
+    recipe : Recipe
+    seed : int
+        Of the lengths.
+
+    Returns
+    -------
+    xarray.Dataset
+        As `pipeline.specified.compose`; where responses grow, halfway to the target.
+
+    Raises
+    ------
+    InputError
+        If the plan lacks something, or as `specified` does.
+    """
+    if lacking := plan.lacking():
+        raise InputError(f"stages from specifications need {' and '.join(lacking)}", remedy="state it in the plan")
+    system = system_at(specified(plan, recipe), 0.5)
+    table = stage_table(system, seed=seed)
+    seconds, _ = training_seconds(system)
+    trained = seconds(table["rollout_batch"].values.astype(np.float64), system.training_gpus)
+    return compose(table, train_time=trained, overhead_time=plan.engine.overhead_time)
+
+
 def what_if(system: Specified, rollout_batch: int, *, seed: int = 0) -> list[dict[str, Any]]:
     """What other GPUs and another division of them would change at one batch, at the middle of the model's errors.
+
+    Where responses grow, halfway to the target.
 
     Parameters
     ----------
@@ -368,6 +420,7 @@ def what_if(system: Specified, rollout_batch: int, *, seed: int = 0) -> list[dic
         `change` in words, `mode`, `generation_gpus`, `training_gpus`, `throughput` [responses/s] and its
         `throughput_ratio` to the plan's own, first of all the plan itself. A change that does not fit is left out.
     """
+    system = system_at(system, 0.5)
     seconds, _ = training_seconds(system)
     own = _middle(system, rollout_batch, system.generation_gpus, system.training_gpus, system.mode, seconds, seed)
     rows = [("the plan", system.mode, system.generation_gpus, system.training_gpus, own)]

@@ -47,6 +47,10 @@ def predict(
     config: opt.Config = None,
     column: opt.Column = None,
     plot: Annotated[Path | None, typer.Option(help="Write the plot to this file (png, pdf, svg).")] = None,
+    stages: Annotated[
+        Path | None,
+        typer.Option(help="Write the plot of what each stage takes and which binds, of a plan without logs."),
+    ] = None,
     json: opt.Json = False,
 ) -> None:
     """Forecast T/T0, r_N and r_q over candidate batches, and recommend a range, a star and the next run.
@@ -70,6 +74,7 @@ def predict(
         "columns": opt.column_map(column),
     }
     opt.check_plot(plot)
+    opt.check_plot(stages)
     known, runs = _inputs(list(logs or []), example, plan, given)
     ds = predict_batches(
         known,
@@ -89,15 +94,28 @@ def predict(
     compared = compare(ds, published)
     if plot is not None:
         _save_plot(ds, published, plot)
+    if stages is not None:
+        _save_stages(known, seed, stages)
     trained = _trained(known, runs)
     if json:
         answer.write(answer.from_prediction(ds, compared, **trained))
     else:
         table.print_prediction(ds, compared, **trained)
-        if plot is not None:
-            typer.echo(f"plot written to {plot}")
+        for written in (plot, stages):
+            if written is not None:
+                typer.echo(f"plot written to {written}")
     if ds.attrs["star"] is None:
         raise typer.Exit(NOTHING_TO_RECOMMEND)
+
+
+def _save_stages(plan: Plan, seed: int, path: Path) -> None:
+    from batchsim import plot
+    from batchsim.calibrate.specified import composed_stages
+
+    if plan.recipe is None:
+        raise InputError("--stages draws a plan's own system, and no recipe is given", remedy="add a [recipe]")
+    ds = composed_stages(plan, plan.recipe, seed=seed)
+    opt.save_plot(path, lambda ax: plot.plot_stages(ds, ax=ax))
 
 
 def _trained(plan: Plan, runs: xr.DataTree | None) -> dict[str, Any]:

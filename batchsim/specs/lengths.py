@@ -8,6 +8,7 @@ cache is kept until something else needs the room, or given back at once.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
@@ -20,6 +21,7 @@ from batchsim.specs.quantity import Count, Seconds, Tokens, _number
 Spread = Annotated[float, Ge(0), Le(5), Field(allow_inf_nan=False), BeforeValidator(_number)]
 Turns = Annotated[float, Ge(1), Le(1e4), Field(allow_inf_nan=False), BeforeValidator(_number)]
 Appended = Annotated[float, Ge(0), Le(1e7), Field(allow_inf_nan=False), BeforeValidator(_number)]
+Growth = Annotated[float, Ge(0.01), Le(100), Field(allow_inf_nan=False), BeforeValidator(_number)]
 Between = Annotated[float, Ge(0), Le(1), Field(allow_inf_nan=False), BeforeValidator(_number)]
 
 
@@ -48,6 +50,8 @@ class Lengths:
         Mean time of the environment between two turns, and the standard deviation of its logarithm.
     environment_tokens : float [tokens]
         Appended between two turns.
+    response_growth : float [1]
+        Mean response at the target over that at the start, which the other keys state; linear in the samples between.
     keep_kv : bool
         Whether a waiting response keeps its cache while there is room.
     """
@@ -67,6 +71,7 @@ class Lengths:
     environment_seconds: Seconds = 0.0
     environment_spread: Spread = 0.0
     environment_tokens: Appended = 0.0
+    response_growth: Growth = 1.0
     keep_kv: bool = True
 
     def __post_init__(self) -> None:
@@ -83,6 +88,41 @@ class Lengths:
                 f"response_mean {self.response_mean:g} lies above max_tokens {self.max_tokens}",
                 remedy="raise max_tokens, or state the mean of the responses as cut",
             )
+        end = (self.response_mean or 0.0) * self.response_growth
+        if self.max_tokens is not None and end > self.max_tokens:
+            raise InputError(
+                f"response_growth {self.response_growth:g} takes the mean response from {self.response_mean:g} to {end:g}, "
+                f"above max_tokens {self.max_tokens}",
+                remedy=f"lower response_growth below {self.max_tokens / (self.response_mean or 1):.3g}, or raise max_tokens",
+            )
+
+    def at(self, progress: float) -> Lengths:
+        """Lengths at a share of the way to the target.
+
+        Parameters
+        ----------
+        progress : float in [0, 1] [1]
+
+        Returns
+        -------
+        Lengths
+            Without growth of their own; percentiles and samples as far as max_tokens.
+        """
+        factor = 1 + (self.response_growth - 1) * progress
+        limit = self.max_tokens or math.inf
+
+        def grown(value: float | None) -> float | None:
+            return None if value is None else min(value * factor, limit)
+
+        return replace(
+            self,
+            response_growth=1.0,
+            response_mean=grown(self.response_mean),
+            response_p50=grown(self.response_p50),
+            response_p90=grown(self.response_p90),
+            response_p99=grown(self.response_p99),
+            response_sample=tuple(max(1, round(min(n * factor, limit))) for n in self.response_sample),
+        )
 
     @property
     def context_in_flight(self) -> float | None:

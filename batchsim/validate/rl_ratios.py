@@ -20,6 +20,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -245,13 +246,8 @@ def _ratios(
     notes.append(said)
     notes.append(same_work(setting, own))
     predicted = {row: _verl_step(setting, mean, spread, row, gen, train) for row, gen, train in setting.rows}
-    pairs = [
-        (kind, a, b)
-        for i, a in enumerate(names)
-        for kind, b in (("sync to async", names[i + 1 : i + 2]), ("twice the GPUs", names[i + 2 : i + 3]))
-        for b in b
-        if kind != "sync to async" or (_is_together(a) and not _is_together(b))
-    ]
+    pairs = [("sync to async", a, b) for a, b in pairwise(names) if _is_together(a) and not _is_together(b)]
+    pairs += [("twice the GPUs", a, b) for a, b in zip(names, names[2:], strict=False)]
     rows = [
         _row(
             "sync to async, training as printed",

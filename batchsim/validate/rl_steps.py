@@ -174,8 +174,7 @@ def validate_rl_steps(
     notes: list[str] = []
     progress("NeMo-RL")
     if folder is None:
-        with files("batchsim").joinpath(SAMPLE).open(encoding="utf-8", newline="") as file:
-            table = list(csv.DictReader(file))
+        table = _shipped(SAMPLE)
         skipped.append(f"NeMo-RL: the {len(table)} rows that ship are every third of its table; give --data for all")
         skipped.append("verl, RLinf: their tables do not ship; give --data")
     else:
@@ -193,6 +192,11 @@ def validate_rl_steps(
         ratios, notes, more = read_ratios(folder)
         skipped += more
     return _answer(steps, ratios, notes, skipped)
+
+
+def _shipped(name: str) -> list[dict[str, str]]:
+    text = files("batchsim").joinpath(name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
 
 
 def _table(folder: Path, name: str) -> list[dict[str, str]]:
@@ -217,8 +221,7 @@ def nemo_steps(table: Sequence[Mapping[str, str]]) -> tuple[list[Step], list[str
     skipped : list of str
         Rows without a setting, with the reason.
     """
-    with files("batchsim").joinpath(SETTINGS).open(encoding="utf-8", newline="") as file:
-        settings = {_key(row): row for row in csv.DictReader(file)}
+    settings = {_key(row): row for row in _shipped(SETTINGS)}
     steps, skipped = [], []
     for row in table:
         how = settings.get(_key(row))
