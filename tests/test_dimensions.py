@@ -29,6 +29,8 @@ REGISTRY: pint.UnitRegistry[Any] = pint.UnitRegistry()
 for definition in (
     "response = [response] = _ = responses",
     "prompt = [prompt] = _ = prompts",
+    "sequence = [sequence] = _ = sequences",
+    "FLOP = [work]",
     "GPU = [gpu]",
     "USD = [money]",
 ):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import naive
 import numpy as np
@@ -76,7 +76,7 @@ class TestPublishedNumbers:
 
 
 class TestComposition:
-    stages = {  # noqa: RUF012
+    stages: ClassVar[dict[str, Any]] = {
         "gen_time_intercept": 20.0,
         "gen_time_slope": 0.05,
         "train_time_intercept": 10.0,
@@ -93,7 +93,7 @@ class TestComposition:
     def test_asynchronous_lies_between_half_and_all_of_synchronous(
         self, r: float, d0: float, d1: float, c: float, gamma: float, o: float
     ) -> None:
-        law = {
+        law: dict[str, Any] = {
             "gen_time_intercept": d0,
             "gen_time_slope": d1,
             "train_time_intercept": c,

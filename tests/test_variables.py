@@ -20,6 +20,8 @@ def registry() -> pint.UnitRegistry[Any]:
         "prompt = [prompt] = _ = prompts",
         "update = [update] = _ = updates",
         "token = [token] = _ = tokens",
+        "sequence = [sequence] = _ = sequences",
+        "FLOP = [work]",
         "GPU = [gpu]",
         "USD = [money]",
     ):

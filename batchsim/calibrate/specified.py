@@ -239,8 +239,8 @@ def specified_stages(
     stages["train_curve"] = (batches, trained if grows else trained[0])
     if grows:
         warnings.append(
-            f"the mean response is taken to go to {system.plan.lengths.response_growth:g} times its start, linearly in the "
-            "samples to the target; times of steps and throughput are means over that"
+            f"the mean response is taken to go to {system.plan.lengths.response_growth:g} times its start, linearly in "
+            "the samples to the target; times of steps and throughput are means over that"
         )
     return stages
 

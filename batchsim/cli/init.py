@@ -41,7 +41,7 @@ lr_rule = "sqrt"                        # fixed, sqrt, linear, tuned, invariant
 # updates_ratio = [0.75, 0.83]          # its updates over the recipe's
 
 [engine]
-mode = "sync"                           # or async
+mode = "sync"                           # partial, or async
 # max_num_seqs = 256
 # tensor_parallel = 2
 
@@ -52,18 +52,27 @@ mode = "sync"                           # or async
 # prompts = 128
 # step_seconds = 150
 
+# With [model] name, [gpu] name and count, and [lengths] response_mean, and no step times, the system is simulated.
 [gpu]
-# count = 8
+# name = "H100"                         # batchsim gpus lists them
+# count = 8                             # of which generation_count generate in mode async
 # price = 3.0                           # USD per GPU and hour
 # memory = "80 GB"
 
 [model]                                 # with [gpu] memory and [lengths]: how many responses decode at once
+# name = "Qwen3-8B"                     # batchsim models lists them; or its bytes:
 # weight_bytes = "16 GB"
 # kv_bytes_per_token = "144 kB"
+
+[trainer]                               # how the model is divided over the GPUs that train
+# tensor_parallel = 1
+# micro_batch_tokens = 16_384
 
 [lengths]
 # prompt_mean = 200
 # response_mean = 3000
+# max_tokens = 8192
+# response_growth = 2.0                 # mean response at the target over that at the start
 
 [logs]
 # paths = ["runs/*.log"]                # relative to this file

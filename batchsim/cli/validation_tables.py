@@ -45,8 +45,8 @@ def _print_order(result: dict[str, Any]) -> None:
     for part in result["overall"]["ratios"]:
         largest = _percent(part["max_ape"])
         console.print(
-            f"{part['split']}: {part['within']} of {part['n']} ratios within 25 %, median {_percent(part['median_ape'])}, "
-            f"largest {largest}",
+            f"{part['split']}: {part['within']} of {part['n']} ratios within 25 %, "
+            f"median {_percent(part['median_ape'])}, largest {largest}",
             soft_wrap=True,
         )
     rows: list[dict[str, Cell]] = [

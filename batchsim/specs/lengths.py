@@ -91,9 +91,9 @@ class Lengths:
         end = (self.response_mean or 0.0) * self.response_growth
         if self.max_tokens is not None and end > self.max_tokens:
             raise InputError(
-                f"response_growth {self.response_growth:g} takes the mean response from {self.response_mean:g} to {end:g}, "
-                f"above max_tokens {self.max_tokens}",
-                remedy=f"lower response_growth below {self.max_tokens / (self.response_mean or 1):.3g}, or raise max_tokens",
+                f"response_growth {self.response_growth:g} takes the mean response from {self.response_mean:g} to "
+                f"{end:g}, above max_tokens {self.max_tokens}",
+                remedy=f"lower it below {self.max_tokens / (self.response_mean or 1):.3g}, or raise max_tokens",
             )
 
     def at(self, progress: float) -> Lengths:

@@ -264,8 +264,8 @@ def cache_room(
     if free <= 0:
         raise InputError(
             f"{architecture.name} ({architecture.precision}) puts {weights / 1e9:.4g} GB of weights on each of "
-            f"{tensor_parallel} GPUs; with {reserve / 1e9:.3g} GB for the engine that is {-free / 1e9:.3g} GB more than "
-            f"{memory_share:g} of {memory / 1e9:.4g} GB",
+            f"{tensor_parallel} GPUs; with {reserve / 1e9:.3g} GB for the engine that is {-free / 1e9:.3g} GB more "
+            f"than {memory_share:g} of {memory / 1e9:.4g} GB",
             remedy=_smallest_fit(architecture, memory_share * memory - reserve),
         )
     bounded = [a for a in architecture.attention if a.window is not None and a.keeps_window]

@@ -29,8 +29,8 @@ from scipy.optimize import brentq
 from batchsim.specs.counts import weight_bytes
 from batchsim.specs.gpus import find_gpu
 from batchsim.specs.models import find_model
-from batchsim.system.pipeline.specified import Generation, compose, generation_table
 from batchsim.system.pipeline.frameworks import framework_sync_seconds
+from batchsim.system.pipeline.specified import Generation, compose, generation_table
 from batchsim.system.training import make_trainer, train_time
 from batchsim.validate import rl_steps
 

@@ -19,8 +19,8 @@ Inversions within a model are pairs of rows whose rates per GPU the prediction o
 
 References
 ----------
-.. [1] NVIDIA-NeMo/RL commit 7ea279ab, docs/about/performance-summary.md, and examples/configs/recipes at the commits that
-   the settings name; verl-project/verl commit 1dda039b, docs/advance/fully_async.md and
+.. [1] NVIDIA-NeMo/RL commit 7ea279ab, docs/about/performance-summary.md, and examples/configs/recipes at the commits
+   that the settings name; verl-project/verl commit 1dda039b, docs/advance/fully_async.md and
    verl/experimental/fully_async_policy/shell; RLinf/RLinf (Apache-2.0 all).
 """
 
@@ -48,13 +48,13 @@ from batchsim.specs.huggingface import quantised
 from batchsim.specs.lengths import Lengths
 from batchsim.specs.models import find_model
 from batchsim.system.memory import cache_room
-from batchsim.system.pipeline.specified import Generation, compose, generation_table
 from batchsim.system.pipeline.frameworks import (
     FRAMEWORK_FACTOR,
     FRAMEWORK_FACTOR_SPREAD,
     FRAMEWORK_SPREAD,
     framework_sync_seconds,
 )
+from batchsim.system.pipeline.specified import Generation, compose, generation_table
 from batchsim.system.roofline import deploy
 from batchsim.system.roofline.efficiency import model_error
 from batchsim.system.training import make_trainer, train_time, training_error
@@ -159,8 +159,8 @@ def validate_rl_steps(
     Returns
     -------
     dict
-        `name`, `overall` (n, median_ape, mape, max_ape, bias, covered, kendall_tau of rates per GPU, and ratios: per kind
-        its n, how many are within a quarter, median_ape, max_ape), `slices`, `rows`, `inversions` (pairs with their
+        `name`, `overall` (n, median_ape, mape, max_ape, bias, covered, kendall_tau of rates per GPU, and ratios: per
+        kind its n, how many are within a quarter, median_ape, max_ape), `slices`, `rows`, `inversions` (pairs with a
         reason), `notes` and `skipped`.
 
     Raises
@@ -552,5 +552,9 @@ def _stage_errors(steps: Sequence[Step]) -> dict[str, Any]:
 def _plain(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     none = np.full(len(rows), math.nan)
     return errors(
-        np.array([float(r["predicted"]) for r in rows]), np.array([float(r["measured"]) for r in rows]), none, none, none
+        np.array([float(r["predicted"]) for r in rows]),
+        np.array([float(r["measured"]) for r in rows]),
+        none,
+        none,
+        none,
     )

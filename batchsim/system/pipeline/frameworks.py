@@ -30,7 +30,7 @@ from batchsim.errors import InputError
 
 FRAMEWORK_RATE = 0.24e9
 """B/s of weights per GPU that trains: geometric mean of the twelve times."""
-FRAMEWORK_SPREAD = 1.93
+FRAMEWORK_SPREAD = 1.99
 """Geometric standard deviation of a single framework and model about it."""
 
 FRAMEWORK_FACTOR = 1.51

@@ -1,0 +1,251 @@
+"""The chain from specifications alone: plan in, r_q and what binds out, no log."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchsim.calibrate.specified import composed_stages, specified, stage_table, training_seconds
+from batchsim.cli import main
+from batchsim.errors import InputError
+from batchsim.plan import Plan, read_plan
+from batchsim.predict import predict
+from batchsim.specs.counts import weight_bytes
+from batchsim.specs.lengths import Lengths
+from batchsim.specs.models import find_model
+from batchsim.system.pipeline import PROGRESS, PROGRESS_WEIGHTS, rollout_step_time
+from batchsim.system.pipeline.frameworks import (
+    FRAMEWORK_FACTOR,
+    FRAMEWORK_FACTOR_SPREAD,
+    FRAMEWORK_RATE,
+    FRAMEWORK_SPREAD,
+    framework_factor,
+    framework_sync_seconds,
+)
+from batchsim.validate.collection import PAPER_RATIOS, fit_grpo, paper_stages
+
+ROOT = Path(__file__).resolve().parents[1]
+BASE = {
+    "recipe": "prompts = 32\ngroup_size = 8\nlearning_rate = 1e-6\nbatches = [256, 512, 1024]",
+    "learning": "noise_scale = 2000",
+    "target": "responses_to_target = 100000",
+    "model": 'name = "Qwen3-0.6B"',
+    "gpu": 'name = "H100"\ncount = 2',
+    "engine": "",
+    "trainer": "",
+    "lengths": "prompt_mean = 100\nresponse_mean = 400\nmax_tokens = 2048",
+}
+
+
+def plan(tmp_path: Path, **sections: str) -> Plan:
+    text = "\n".join(f"[{name}]\n{body}" for name, body in (BASE | sections).items() if body)
+    path = tmp_path / "plan.toml"
+    path.write_text(text, encoding="utf-8")
+    return read_plan(path)
+
+
+class TestForecast:
+    def test_larger_batches_gain_throughput_and_say_what_they_wait_for(self, tmp_path: Path) -> None:
+        ds = predict(plan(tmp_path), draws=200)
+        middle = ds["throughput_ratio"].median("draw").values
+        assert np.all(np.diff(middle) > 0)
+        assert middle[0] == pytest.approx(1)
+        assert set(ds["binding_limit"].values) <= {"tail", "bandwidth", "overhead", "trainer", "max_num_seqs"}
+        assert any("validate serving" in w for w in ds.attrs["warnings"])
+
+    def test_its_times_are_the_stages_with_their_errors(self, tmp_path: Path) -> None:
+        known = plan(tmp_path)
+        assert known.recipe is not None
+        system = specified(known, known.recipe)
+        table = stage_table(system, batches=[256])
+        stages = float(table["gen_time"].values[0]) + float(training_seconds(system)[0](np.array([256.0]), 2)[0])
+        ds = predict(known, draws=4000)
+        step = np.median(ds["step_time"].sel(train_batch=256).values)
+        # The generation's and the training's own median errors move it by a few percent.
+        assert step == pytest.approx(FRAMEWORK_FACTOR * stages, rel=0.15)
+
+    def test_the_frameworks_factor_leaves_ratios_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = predict(plan(tmp_path), draws=300)
+        module = importlib.import_module("batchsim.calibrate.specified")
+        monkeypatch.setattr(module, "framework_factor", lambda draws, rng: np.full(draws, 3.0))
+        monkeypatch.setattr(module, "lognormal", lambda q, draws, rng: np.ones(draws))
+        tripled = predict(plan(tmp_path), draws=300)
+        monkeypatch.setattr(module, "framework_factor", lambda draws, rng: np.ones(draws))
+        plain = predict(plan(tmp_path), draws=300)
+        np.testing.assert_allclose(tripled["step_time"].values, 3 * plain["step_time"].values, rtol=1e-9)
+        np.testing.assert_allclose(
+            np.median(tripled["throughput_ratio"].values, axis=0),
+            np.median(before["throughput_ratio"].values, axis=0),
+            rtol=0.05,
+        )
+
+    def test_what_if_compares_with_the_plan_itself(self, tmp_path: Path) -> None:
+        rows = predict(plan(tmp_path), draws=50).attrs["what_if"]
+        assert rows[0]["change"] == "the plan"
+        assert rows[0]["throughput_ratio"] == pytest.approx(1)
+        doubled = next(r for r in rows if r["change"] == "twice the GPUs")
+        assert doubled["generation_gpus"] == 4
+        assert 1 < doubled["throughput_ratio"] <= 2.001
+
+    def test_a_stated_law_or_a_pilot_is_never_overruled(self, tmp_path: Path) -> None:
+        ds = predict(plan(tmp_path, engine="gen_time_intercept = 30\ngen_time_slope = 0.1"), draws=50)
+        assert ds.attrs["what_if"] == []
+        assert not any("simulated from specifications" in w for w in ds.attrs["warnings"])
+
+    def test_asynchronous_uses_its_split(self, tmp_path: Path) -> None:
+        ds = predict(
+            plan(tmp_path, gpu='name = "H100"\ncount = 4\ngeneration_count = 3', engine='mode = "async"'), draws=50
+        )
+        assert ds.attrs["what_if"][0]["generation_gpus"] == 3
+        assert ds.attrs["what_if"][0]["training_gpus"] == 1
+
+    @pytest.mark.parametrize(
+        ("sections", "said"),
+        [
+            ({"model": 'name = "Qwen9-1B"'}, "Qwen9-1B"),
+            ({"gpu": 'name = "H1000"\ncount = 2'}, "H1000"),
+            ({"model": 'name = "Llama-3.1-70B"'}, "GB"),
+            ({"engine": 'mode = "async"', "gpu": 'name = "H100"\ncount = 2\ngeneration_count = 2\n'}, ""),
+            ({"trainer": "tensor_parallel = 3"}, "3"),
+        ],
+    )
+    def test_what_cannot_run_is_refused(self, tmp_path: Path, sections: dict[str, str], said: str) -> None:
+        known = plan(tmp_path, **sections)
+        if not said:
+            # Two GPUs that all generate: asynchronous generation takes half.
+            assert predict(known, draws=20).attrs["what_if"][0]["generation_gpus"] == 1
+            return
+        with pytest.raises(InputError, match=said):
+            predict(known, draws=20)
+
+    def test_the_plot_of_stages(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        plan(tmp_path)
+        with pytest.raises(SystemExit):
+            main(["predict", str(tmp_path / "plan.toml"), "--draws", "50", "--stages", str(tmp_path / "stages.svg")])
+        assert "stages.svg" in capsys.readouterr().out
+        text = (tmp_path / "stages.svg").read_text(encoding="utf-8")
+        assert "<svg" in text
+
+
+class TestGrowth:
+    def test_no_growth_is_one_curve(self, tmp_path: Path) -> None:
+        one = predict(plan(tmp_path), draws=100)
+        same = predict(plan(tmp_path, lengths=BASE["lengths"] + "\nresponse_growth = 1.0"), draws=100)
+        np.testing.assert_array_equal(one["step_time"].values, same["step_time"].values)
+
+    def test_longer_responses_take_longer_and_the_mean_lies_between(self, tmp_path: Path) -> None:
+        start, end = (
+            np.median(
+                predict(
+                    plan(tmp_path, lengths=f"prompt_mean = 100\nresponse_mean = {m}\nmax_tokens = 4096"), draws=200
+                )["step_time"].values,
+                axis=0,
+            )
+            for m in (400, 1200)
+        )
+        grown = predict(
+            plan(tmp_path, lengths="prompt_mean = 100\nresponse_mean = 400\nmax_tokens = 4096\nresponse_growth = 3"),
+            draws=200,
+        )
+        middle = np.median(grown["step_time"].values, axis=0)
+        assert np.all(start < middle)
+        assert np.all(middle < end)
+        assert any("3 times its start" in w for w in grown.attrs["warnings"])
+
+    @given(
+        points=st.lists(st.floats(1, 1e3), min_size=6, max_size=6),
+        r=st.floats(10, 1000),
+        mode=st.sampled_from(["sync", "async"]),
+    )
+    def test_the_mean_over_progress_is_the_sum_over_its_nodes(self, points: list[float], r: float, mode: str) -> None:
+        batches = np.array([10.0, 1000.0])
+        gen = np.array(points).reshape(3, 2)
+        whole = rollout_step_time(r, gen_curve=(batches, gen), train_curve=(batches, gen / 2), mode=mode)
+        parts = [
+            float(rollout_step_time(r, gen_curve=(batches, g), train_curve=(batches, g / 2), mode=mode)) for g in gen
+        ]
+        assert float(whole) == pytest.approx(float(np.dot(PROGRESS_WEIGHTS, parts)))
+
+    def test_quadrature_is_exact_for_a_power_of_progress(self) -> None:
+        for power in range(6):
+            found = sum(w * x**power for w, x in zip(PROGRESS_WEIGHTS, PROGRESS, strict=True))
+            assert found == pytest.approx(1 / (power + 1))
+
+    @given(growth=st.floats(0.1, 5), progress=st.floats(0, 1))
+    def test_lengths_on_the_way(self, growth: float, progress: float) -> None:
+        lengths = Lengths(response_mean=100, response_p90=300, max_tokens=1000, response_growth=growth)
+        now = lengths.at(progress)
+        assert now.response_growth == 1
+        assert now.response_mean == pytest.approx(100 * (1 + (growth - 1) * progress))
+        assert now.response_p90 is not None
+        assert now.response_p90 <= 1000
+
+    def test_growth_beyond_the_limit_is_refused(self) -> None:
+        with pytest.raises(InputError, match=r"from 400 to 1600, above max_tokens 1000.*2\.5"):
+            Lengths(response_mean=400, max_tokens=1000, response_growth=4)
+
+
+class TestFrameworks:
+    def test_the_rate_of_synchronisation_is_that_of_the_published_times(self) -> None:
+        path = ROOT / "batchsim" / "data" / "measured" / "weight_sync.csv"
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        sizes = [weight_bytes(find_model(r["model"].removesuffix("-Instruct"))) for r in rows]
+        work = [float(r["training_gpus"]) * float(r["seconds"]) for r in rows]
+        rates = np.array(sizes) / np.array(work)
+        assert len(rates) == 12
+        assert np.exp(np.log(rates).mean()) == pytest.approx(FRAMEWORK_RATE, rel=0.02)
+        assert np.exp(np.log(rates).std(ddof=1)) == pytest.approx(FRAMEWORK_SPREAD, rel=0.02)
+        assert np.all(np.abs(np.log(rates / FRAMEWORK_RATE)) < math.log(4))
+
+    @given(size=st.floats(1, 1e13), gpus=st.integers(1, 4096))
+    def test_twice_the_gpus_halve_the_synchronisation(self, size: float, gpus: int) -> None:
+        one = framework_sync_seconds(size, training_gpus=gpus)
+        assert framework_sync_seconds(size, training_gpus=2 * gpus) == pytest.approx(one / 2)
+
+    def test_bad_synchronisation(self) -> None:
+        with pytest.raises(InputError, match="0 GPUs"):
+            framework_sync_seconds(1e9, training_gpus=0)
+
+    def test_the_factor_is_drawn_about_its_mean(self) -> None:
+        logs = np.log(framework_factor(20_000, np.random.default_rng(0)))
+        assert np.exp(logs.mean()) == pytest.approx(FRAMEWORK_FACTOR, rel=0.01)
+        assert np.exp(logs.std()) == pytest.approx(FRAMEWORK_FACTOR_SPREAD, rel=0.01)
+
+
+class TestProperties:
+    @settings(max_examples=8, deadline=None)
+    @given(count=st.integers(2, 12))
+    def test_a_gpu_more_never_lowers_the_step_of_its_own_stages(self, count: int) -> None:
+        # Whole micro-batches per rank may leave a further GPU idle, never slower than its micro-batches were.
+        base = read_plan(ROOT / "docs" / "pipeline_plan.toml")
+        assert base.recipe is not None
+        recipe = replace(base.recipe, prompts=32)
+        few = replace(base, gpu=replace(base.gpu, count=count), model=replace(base.model, name="Qwen3-0.6B"))
+        more = replace(few, gpu=replace(few.gpu, count=2 * count))
+        assert find_model("Qwen3-0.6B").name
+        one, two = (composed_stages(p, recipe)["throughput"].values for p in (few, more))
+        assert np.all(two >= one * 0.999)
+
+
+def test_the_papers_curve_bends_where_it_says() -> None:
+    ds = paper_stages(fit_grpo())
+    ratio = dict(zip((ds["rollout_batch"].values // 8).tolist(), ds["throughput_ratio"].values.tolist(), strict=True))
+    # The two gains that were fitted.
+    assert ratio[256] == pytest.approx(1.31, abs=0.005)
+    assert ratio[512] == pytest.approx(1.36, abs=0.005)
+    # Three step throughputs that were not.
+    for prompts, measured in PAPER_RATIOS.items():
+        assert ratio[prompts] == pytest.approx(measured, rel=0.045)
+    limits = ds["binding_limit"].values.tolist()
+    assert limits[0] == "bandwidth"
+    assert limits[-1] == "max_num_seqs"
+    assert np.all(ds["train_time"].values < ds["gen_time"].values)
