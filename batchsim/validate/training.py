@@ -7,7 +7,6 @@ r"""The training law against measured updates: times of models and of rows that 
     elsewhere         nothing fitted: training and log-probability phases that other frameworks print, predicted from
                       specifications and their public configurations, losses included
     memory            peak memory of the same rows, from specifications alone
-                      that a refit or a broadcast of weights takes is among them
     written           copies of a model that the benchmark's clock saw: the rate is the median of these very rows
 
 The peer is one model FLOPs utilisation for all rows, the geometric mean over the fitted ones: what a calculation with
