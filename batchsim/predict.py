@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from batchsim.calibrate import Calibration, calibrate, law_error
-from batchsim.calibrate.limits import binding_limits, critical_gen_batches
-from batchsim.calibrate.specified import SPECIFIED, specified, what_if
+from batchsim.calibrate.limits import binding_limits, critical_gen_batches, critical_gen_limit
+from batchsim.calibrate.specified import SPECIFIED, ridge_batches, specified, what_if
 from batchsim.criterion import cost, gpu_hours, verdict
 from batchsim.errors import InputError
 from batchsim.learning.lr_rule import LRRule, rule_name
@@ -99,7 +99,8 @@ def predict(
     xarray.Dataset
         Over (draw, train_batch). Attributes: reference_batch, group_size, lr_rule, level, seed, target, metric,
         effective_range, star, next_run, at_least, sources, noise_scale_records, summary, measured (of
-        `measure`, or None), calibrated_on, gpus, price, what_if (see `calibrate.specified.what_if`), warnings.
+        `measure`, or None), calibrated_on, gpus, price, critical_gen_limit, what_if (see
+        `calibrate.specified.what_if`), ridge_batch (of `calibrate.specified.ridge_batches`, or None), warnings.
 
     Raises
     ------
@@ -142,7 +143,7 @@ def predict(
         target, metric = measured.attrs["target"], measured.attrs["metric"]
     attrs |= {"target": target, "metric": metric, "measured": measured, "gpus": gpus, "price": price}
     attrs["calibrated_on"] = _train_batches(pilots)
-    attrs["what_if"] = _what_if(plan, calibration, attrs, seed)
+    attrs |= _what_if(plan, calibration, attrs, seed)
     attrs["warnings"] += _warnings(
         ds,
         calibration,
@@ -156,14 +157,21 @@ def predict(
     return ds
 
 
-def _what_if(plan: Plan, calibration: Calibration, attrs: dict[str, Any], seed: int) -> list[dict[str, Any]]:
-    """What other GPUs and splits would change at the star, or the reference; empty where the system is measured."""
+def _what_if(plan: Plan, calibration: Calibration, attrs: dict[str, Any], seed: int) -> dict[str, Any]:
+    """What other GPUs and splits would change at the star, or the reference, and where decode turns compute-bound.
+
+    Nothing where the system is measured.
+    """
     if calibration.sources.get("step_time") != SPECIFIED:
-        return []
+        return {"what_if": [], "ridge_batch": None}
     recipe = calibration.recipe
     batch = attrs["star"] or attrs["reference_batch"]
     prompts = max(1, round(batch * recipe.updates_per_rollout / recipe.epochs / recipe.group_size))
-    return what_if(specified(plan, recipe), prompts * recipe.group_size, seed=seed)
+    system = specified(plan, recipe)
+    return {
+        "what_if": what_if(system, prompts * recipe.group_size, seed=seed),
+        "ridge_batch": ridge_batches(system),
+    }
 
 
 def _pilots(runs: xr.DataTree | None, pilot_batches: Sequence[float]) -> xr.DataTree | None:
@@ -369,6 +377,7 @@ def _attributes(
         "star": None if answer.star is None else float(batches[answer.star]),
         "next_run": next_run,
         "at_least": calibration.open_above,
+        "critical_gen_limit": critical_gen_limit(calibration),
         "sources": calibration.sources,
         "noise_scale_records": [noise_scale_record(e) for e in calibration.noise_scales],
         "summary": calibration.summary(),

@@ -249,3 +249,13 @@ def test_the_papers_curve_bends_where_it_says() -> None:
     assert limits[0] == "bandwidth"
     assert limits[-1] == "max_num_seqs"
     assert np.all(ds["train_time"].values < ds["gen_time"].values)
+
+
+def test_where_the_plateau_and_the_ridge_lie(tmp_path: Path) -> None:
+    attrs = predict(plan(tmp_path), draws=20).attrs
+    assert attrs["critical_gen_limit"] in {"tail", "bandwidth", "compute", "overhead", "max_num_seqs", "KV memory"}
+    assert attrs["ridge_batch"]["experts"] is None
+    assert attrs["ridge_batch"]["dense"] > 50
+    stated = predict(plan(tmp_path, engine="gen_time_intercept = 30\ngen_time_slope = 0.1"), draws=20).attrs
+    assert stated["critical_gen_limit"] == "KV memory"
+    assert stated["ridge_batch"] is None

@@ -47,6 +47,32 @@ def critical_gen_batches(calibration: Calibration) -> Floats:
     return np.broadcast_to(kept * unit, calibration.noise_scale.shape)
 
 
+def critical_gen_limit(calibration: Calibration) -> str | None:
+    """What sets the plateau that the critical generation batch is 90 % of.
+
+    Parameters
+    ----------
+    calibration : Calibration
+
+    Returns
+    -------
+    str or None
+        A simulated limit, that of the nearest batch above; of a law the known name of its cap, or "time per response".
+        None where there is no critical batch, or nothing known sets it.
+    """
+    stages = calibration.stages
+    critical = float(np.median(critical_gen_batches(calibration)))
+    if not np.isfinite(critical):
+        return None
+    if "gen_curve" not in stages:
+        if np.all(np.isinf(np.median(np.asarray(stages["gen_throughput_max"], dtype=np.float64)))):
+            return "time per response"
+        return calibration.memory_limit[1] or None
+    batches = np.asarray(stages["gen_curve"][0], dtype=np.float64)
+    above = int(np.searchsorted(batches, critical / calibration.recipe.gen_ratio))
+    return str(stages["gen_limits"][min(above, batches.size - 1)])
+
+
 def binding_limits(calibration: Calibration, rollout: Floats) -> list[str]:
     """What the rollout step mostly waits for at each candidate, in at least half of the draws.
 

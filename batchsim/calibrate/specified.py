@@ -35,6 +35,7 @@ from batchsim.system.pipeline import PROGRESS
 from batchsim.system.pipeline.frameworks import FRAMEWORK_FACTOR, framework_factor, framework_sync_seconds
 from batchsim.system.pipeline.specified import Generation, TrainTime, best_split, compose, generation_table
 from batchsim.system.rollout import draw
+from batchsim.system.roofline import ridge
 from batchsim.system.roofline.deployment import deploy
 from batchsim.system.roofline.efficiency import model_error, slope_error
 from batchsim.system.training import Trainer, make_trainer, train_time_of, training_error
@@ -400,6 +401,25 @@ def composed_stages(plan: Plan, recipe: Recipe, *, seed: int = 0) -> xr.Dataset:
     seconds, _ = training_seconds(system)
     trained = seconds(table["rollout_batch"].values.astype(np.float64), system.training_gpus)
     return compose(table, train_time=trained, overhead_time=plan.engine.overhead_time)
+
+
+def ridge_batches(system: Specified) -> dict[str, float | None]:
+    """Sequences of a replica at which its products turn compute-bound, of dense layers and of experts.
+
+    Parameters
+    ----------
+    system : Specified
+
+    Returns
+    -------
+    dict
+        `dense` and `experts` [sequences], None where there is no such part.
+    """
+    if system.generation.deployment is None:
+        return {"dense": None, "experts": None}
+    found = ridge(system.generation.deployment)
+    pairs = zip(found["part"].values, found["ridge_batch"].values, strict=True)
+    return {str(part): float(n) if np.isfinite(n) else None for part, n in pairs}
 
 
 def what_if(system: Specified, rollout_batch: int, *, seed: int = 0) -> list[dict[str, Any]]:

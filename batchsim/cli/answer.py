@@ -187,6 +187,8 @@ def from_prediction(
         "at_least": attrs["at_least"],
         "critical_train_batch": _draw_interval(ds, "critical_train_batch", open_above=attrs["at_least"]),
         "critical_gen_batch": _draw_interval(ds, "critical_gen_batch"),
+        "critical_gen_limit": attrs["critical_gen_limit"],
+        "ridge_batch": attrs["ridge_batch"],
         "next_run": attrs["next_run"],
         "what_if": attrs["what_if"],
         "settings": _settings(ds, trainer_of_prediction(ds, trainer), epochs),

@@ -366,8 +366,15 @@ def _sentences(answer: dict[str, Any]) -> list[str]:
     critical = span(answer["critical_train_batch"])
     said.append(
         f"Critical training batch (N* up 10 %): {critical}; critical generation batch (90 % of the plateau): "
-        f"{span(answer['critical_gen_batch'])}."
+        f"{span(answer['critical_gen_batch'])}"
+        + (f", set by: {answer['critical_gen_limit']}." if answer["critical_gen_limit"] else ".")
     )
+    if answer["ridge_batch"] is not None:
+        turning = [f"{n:,.0f} ({part})" for part, n in answer["ridge_batch"].items() if n is not None]
+        if turning:
+            said.append(
+                f"A replica's decode turns compute-bound at {' and '.join(turning)} sequences that run at once."
+            )
     parameters = answer["parameters"]
     said.append(
         "Rests on: "
