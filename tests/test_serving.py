@@ -113,7 +113,8 @@ class TestRule:
             peer=None,
         )
         weights = 65.25e9 - 201088 * 2880 * 2
-        room = 2 * (0.9 * 81559 * 2**20 - 3.5e9) - 65.25e9
+        reserve = 1e9 + 2 * 8192 * (10 * 2880 + 2 * 5120 / 2)
+        room = 2 * (0.9 * 81559 * 2**20 - reserve) - 65.25e9
         assert fastest(row) == pytest.approx((weights + room) / 2 / 3.35e12, rel=0.01)
         assert clean([row]) == []
 
