@@ -253,6 +253,8 @@ class Plan:
         if not specified:
             why = f"needs {' and '.join(lacking)}" if (lacking := self.lacking()) else "is for plans without step times"
             said += [f"[{section}] {key} {why}, and is not used" for section, key in self._given(WITH_SPECIFICATIONS)]
+        else:
+            said += self._idle_with_specifications()
         if self.engine.gen_time_slope is None:
             needs = "needs the stage law gen_time_intercept and gen_time_slope, and is not used"
             simulated = {("engine", name) for name in ("mode", "overhead_time", "kept_share", *TRAINING)}
@@ -262,6 +264,23 @@ class Plan:
             said.append("[engine] gen_time_slope states the stage law: step times of pilots and logs are not used")
         if self.gpu.count is None and self.gpu.generation_count is None:
             said += [f"[{section}] {key} needs [gpu] count, and is not used" for section, key in self._given(WITH_GPUS)]
+        return said
+
+    def _idle_with_specifications(self) -> list[str]:
+        """Keys that another key of a simulated system leaves without use."""
+        said = []
+        if self.engine.train_time_intercept or self.engine.train_time_per_response:
+            trainer = [("trainer", f.name) for f in dataclasses.fields(TrainerSpec)]
+            why = "is not used: [engine] train_time_* states the time of training"
+            said += [f"[{section}] {key} {why}" for section, key in self._given(trainer)]
+        if self.engine.mode != "async":
+            said += [
+                f"[{s}] {k} needs mode 'async', and is not used" for s, k in self._given([("engine", "max_staleness")])
+            ]
+        elif self.recipe is not None and self.recipe.gen_ratio != 1:
+            said.append(
+                "[recipe] gen_ratio is not used in mode 'async': [engine] max_staleness states what is in flight"
+            )
         return said
 
     def lacking(self) -> list[str]:

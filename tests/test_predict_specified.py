@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsim.calibrate.specified import composed_stages, specified, stage_table, training_seconds
+from batchsim.calibrate.specified import composed_stages, sequence_length, specified, stage_table, training_seconds
 from batchsim.cli import main
 from batchsim.errors import InputError
 from batchsim.plan import Plan, read_plan
@@ -133,6 +133,72 @@ class TestForecast:
         assert "stages.svg" in capsys.readouterr().out
         text = (tmp_path / "stages.svg").read_text(encoding="utf-8")
         assert "<svg" in text
+
+
+class TestCareless:
+    """Plans that are a little off, each of which once was answered wrongly or refused for nothing."""
+
+    def test_more_gpus_than_the_smallest_batch_of_the_curve_has_responses(self, tmp_path: Path) -> None:
+        many = 'name = "H100"\ncount = 64'
+        ds = predict(plan(tmp_path, gpu=many), draws=50)
+        assert any("below 64 responses per rollout step" in w for w in ds.attrs["warnings"])
+        assert not any(
+            "responses per rollout step some" in w for w in predict(plan(tmp_path), draws=50).attrs["warnings"]
+        )
+        known = plan(tmp_path, gpu=many)
+        assert known.recipe is not None
+        assert composed_stages(known, known.recipe)["rollout_batch"].values[0] == 64
+        with pytest.raises(InputError, match="256 responses leave some of 512"):
+            predict(plan(tmp_path, gpu='name = "H100"\ncount = 512'), draws=50)
+
+    def test_the_best_split_of_a_split_plan_divides_all_gpus(self, tmp_path: Path) -> None:
+        gpu = 'name = "H100"\ncount = 8\ngeneration_count = 2'
+        rows = predict(plan(tmp_path, gpu=gpu), draws=20).attrs["what_if"]
+        assert rows[0]["generation_gpus"] + rows[0]["training_gpus"] == 8
+        assert rows[-1]["change"] == "asynchronous generation on the best split"
+        assert rows[-1]["generation_gpus"] + rows[-1]["training_gpus"] == 8
+        known = plan(tmp_path, gpu=gpu)
+        assert known.recipe is not None
+        assert np.all(composed_stages(known, known.recipe)["gen_idle_share"].values > 0)
+
+    @pytest.mark.parametrize("engine", ["", "train_time_per_response = 0.05\noverhead_time = 30"])
+    def test_the_plans_own_throughput_is_the_forecasts(self, tmp_path: Path, engine: str) -> None:
+        ds = predict(plan(tmp_path, engine=engine), draws=4000)
+        star = np.median(ds["throughput"].sel(train_batch=ds.attrs["star"]).values)
+        assert ds.attrs["what_if"][0]["throughput"] == pytest.approx(star, rel=0.02)
+
+    def test_the_critical_generation_batch_counts_what_filtering_drops(self, tmp_path: Path) -> None:
+        found, kept = (
+            np.median(
+                predict(plan(tmp_path, engine=f"max_num_seqs = 16\nkept_share = {k}"), draws=20)["critical_gen_batch"]
+            )
+            for k in (1.0, 0.5)
+        )
+        # Generated responses: as many whatever share of them is kept.
+        assert kept == pytest.approx(found, rel=0.3)
+
+    def test_a_sequence_has_what_the_environment_appends_between_its_own_turns(self, tmp_path: Path) -> None:
+        turns = BASE["lengths"] + "\nturns = 5\nenvironment_tokens = 300"
+        plain, more = (sequence_length(plan(tmp_path, lengths=text), seed=0)[0] for text in (BASE["lengths"], turns))
+        assert plain == pytest.approx(500, rel=0.05)
+        assert more - plain == pytest.approx(4 * 300, rel=0.05)
+
+    def test_many_turns_fit_the_default_micro_batch(self, tmp_path: Path) -> None:
+        turns = BASE["lengths"] + "\nturns = 20\nenvironment_tokens = 2000\nenvironment_seconds = 1"
+        assert np.all(np.isfinite(predict(plan(tmp_path, lengths=turns), draws=20)["step_time"].values))
+
+    def test_what_is_not_used_is_said(self, tmp_path: Path) -> None:
+        law = plan(tmp_path, engine="train_time_per_response = 0.05\nmax_staleness = 4", trainer="lora_rank = 8")
+        assert any("[trainer] lora_rank is not used" in w for w in law.warnings())
+        assert any("[engine] max_staleness needs mode 'async'" in w for w in law.warnings())
+        ratio = plan(tmp_path, recipe=BASE["recipe"] + "\ngen_ratio = 2", engine='mode = "async"')
+        assert any("[recipe] gen_ratio is not used" in w for w in ratio.warnings())
+        assert plan(tmp_path).warnings() == []
+
+    def test_a_gpu_of_numbers_without_memory_is_said_to_have_room(self, tmp_path: Path) -> None:
+        numbers = 'count = 2\nmemory_bandwidth = "3.35 TB/s"\npeak_flops = 989e12'
+        assert any("[gpu] memory" in w for w in predict(plan(tmp_path, gpu=numbers), draws=20).attrs["warnings"])
+        assert not any("[gpu] memory" in w for w in predict(plan(tmp_path), draws=20).attrs["warnings"])
 
 
 class TestGrowth:

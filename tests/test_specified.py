@@ -125,6 +125,16 @@ class TestGeneration:
         ]
         assert partial[1]["gen_time"].item() / partial[0]["gen_time"].item() == pytest.approx(2, rel=0.1)
 
+    def test_a_surplus_is_one_of_kept_groups(self) -> None:
+        """The first P groups that are kept, not the first P: half dropped is a step of twice as many."""
+        full = generation_table(generation(gen_ratio=1.5), rollout_batch=[256, 1024], gpus=1)
+        half = generation_table(generation(gen_ratio=1.5, kept_share=0.5), rollout_batch=[128, 512], gpus=1)
+        np.testing.assert_array_equal(full["gen_time"], half["gen_time"])
+
+    def test_fewer_launched_than_kept_is_as_many(self) -> None:
+        one, less = (generation_table(generation(gen_ratio=r), rollout_batch=[64], gpus=1) for r in (1.0, 0.5))
+        assert one["gen_time"].item() == less["gen_time"].item()
+
     def test_beyond_the_simulated_size_time_grows_in_proportion(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from batchsim.system.pipeline import specified
 

@@ -5,7 +5,8 @@ the trainer binds where its time is the longer one, in at least half of the draw
 time, its time per response, or its plateau, which takes the name of the memory limit where the batch lies beyond it.
 Where responses grow over training, stages are their means over progress.
 
-Generated responses count what is launched: a fitted law over kept responses is scaled by the recipe's ratio.
+Generated responses count what is launched, kept or not: a fitted law over kept responses is scaled by the recipe's
+ratio, a simulated curve by its own ratio and kept share.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def critical_gen_batches(calibration: Calibration) -> Floats:
     stages, recipe = calibration.stages, calibration.recipe
     if "gen_curve" in stages:
         batches, seconds = mean_curve(stages["gen_curve"])
-        launched = critical_on_curve(batches, seconds) * recipe.gen_ratio
+        launched = critical_on_curve(batches, seconds) * _launched(stages)
         return np.full(calibration.noise_scale.shape, launched)
     kept = critical_gen_batch(
         gen_time_intercept=stages["gen_time_intercept"],
@@ -69,8 +70,13 @@ def critical_gen_limit(calibration: Calibration) -> str | None:
             return "time per response"
         return calibration.memory_limit[1] or None
     batches = np.asarray(stages["gen_curve"][0], dtype=np.float64)
-    above = int(np.searchsorted(batches, critical / calibration.recipe.gen_ratio))
+    above = int(np.searchsorted(batches, critical / _launched(stages)))
     return str(stages["gen_limits"][min(above, batches.size - 1)])
+
+
+def _launched(stages: dict[str, Any]) -> float:
+    """Generated responses per kept one [1]."""
+    return float(stages.get("gen_ratio", 1.0) / stages.get("kept_share", 1.0))
 
 
 def binding_limits(calibration: Calibration, rollout: Floats) -> list[str]:
@@ -88,7 +94,7 @@ def binding_limits(calibration: Calibration, rollout: Floats) -> list[str]:
     stages = calibration.stages
     if "gen_curve" in stages:
         return _simulated_limits(stages, rollout)
-    unit = stages.get("gen_ratio", 1.0) / stages.get("kept_share", 1.0)
+    unit = _launched(stages)
     b_gen = rollout * unit
     intercept, slope, plateau = (
         np.reshape(stages[k], (-1, 1)) for k in ("gen_time_intercept", "gen_time_slope", "gen_throughput_max")

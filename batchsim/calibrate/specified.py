@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,6 +76,12 @@ class Specified:
     recipe: Recipe
     mode: str
     plan: Plan
+
+    @property
+    def is_split(self) -> bool:
+        """Whether generation and training have GPUs of their own."""
+        count, generating = self.plan.gpu.count, self.plan.gpu.generation_count
+        return self.mode == "async" or (count is not None and generating is not None and generating < count)
 
 
 def specified(plan: Plan, recipe: Recipe) -> Specified:
@@ -199,8 +206,8 @@ def specified_stages(
     Returns
     -------
     dict
-        gen_curve, gen_factor, gen_tilt, train_curve, train_factor, overhead_time, mode and gen_limits (a name per
-        point of the curve, for the binding limit).
+        gen_curve, gen_factor, gen_tilt, train_curve, train_factor, overhead_time, mode, gen_ratio, kept_share (both
+        within the curve) and gen_limits (a name per point of the curve, for the binding limit).
     """
     grows = system.plan.lengths.response_growth != 1
     systems = [system_at(system, p) for p in PROGRESS] if grows else [system]
@@ -208,18 +215,17 @@ def specified_stages(
     table = tables[len(tables) // 2]
     batches = table["rollout_batch"].values.astype(np.float64)
     generated = np.array([t["gen_time"].values for t in tables])
-    engine = system.generation.deployment.engine.engine if system.generation.deployment else "vllm"
-    fitted = system.generation.deployment is not None and (
-        system.generation.deployment.efficiency.source == "kernel tables"
-    )
     beyond = framework_factor(draws, rng)
     stages: dict[str, Any] = {
         "gen_curve": (batches, generated if grows else generated[0]),
-        "gen_factor": beyond * lognormal(model_error(engine, tables=fitted), draws, rng),
-        "gen_tilt": slope_error(engine) * rng.standard_normal(draws),
+        "gen_factor": beyond * lognormal(_generation_error(system), draws, rng),
+        "gen_tilt": slope_error(_engine(system)) * rng.standard_normal(draws),
         "overhead_time": float(system.plan.engine.overhead_time),
         "mode": system.mode,
         "gen_limits": tuple(table["gen_limit"].values.tolist()),
+        # Within the curve; here for what counts generated responses.
+        "gen_ratio": 1.0 if system.mode == "async" else max(system.recipe.gen_ratio, 1.0),
+        "kept_share": system.plan.engine.kept_share,
     }
     warnings.append(
         f"generation is simulated from specifications ({table.attrs['law']}, {table.attrs['replicas']} replicas, "
@@ -230,14 +236,25 @@ def specified_stages(
         f"a framework's step is taken to last {FRAMEWORK_FACTOR} times its stages, as in published runs: "
         "`batchsim validate rl-steps`; all batches share the factor, r_q does not depend on it"
     )
+    if system.generation.room is None:
+        warnings.append(
+            "[gpu] memory is neither stated nor known: the KV cache is taken to have room for every sequence, and the "
+            "trainer to fit"
+        )
     _, source = training_seconds(system)
     if source:
         warnings.append(
             f"training is modelled from specifications ({source}); `batchsim validate training` has its error"
         )
         stages["train_factor"] = beyond * lognormal(training_error(), draws, rng)
-    trained = np.array([training_seconds(s)[0](batches, system.training_gpus) for s in systems])
-    stages["train_curve"] = (batches, trained if grows else trained[0])
+    trainable = trainable_batches(systems[-1], batches)
+    if trainable.size < batches.size:
+        warnings.append(
+            f"below {trainable[0]:.0f} responses per rollout step some of the {system.training_gpus} GPUs that train "
+            "get none, or no whole micro-batch: training times of such batches are extrapolated"
+        )
+    trained = np.array([training_seconds(s)[0](trainable, system.training_gpus) for s in systems])
+    stages["train_curve"] = (trainable, trained if grows else trained[0])
     if grows:
         warnings.append(
             f"the mean response is taken to go to {system.plan.lengths.response_growth:g} times its start, linearly in "
@@ -246,12 +263,53 @@ def specified_stages(
     return stages
 
 
+def _engine(system: Specified) -> str:
+    deployment = system.generation.deployment
+    return "vllm" if deployment is None else deployment.engine.engine
+
+
+def _generation_error(system: Specified) -> tuple[float, float]:
+    """10 % and 90 % quantiles of measured over predicted generation."""
+    deployment = system.generation.deployment
+    fitted = deployment is not None and deployment.efficiency.source == "kernel tables"
+    return model_error(_engine(system), tables=fitted)
+
+
 def system_at(system: Specified, progress: float) -> Specified:
     """A system with its responses as they are at a share of the way to the target [1]."""
     lengths = system.plan.lengths.at(progress)
     return replace(
         system, plan=replace(system.plan, lengths=lengths), generation=replace(system.generation, lengths=lengths)
     )
+
+
+def trainable_batches(system: Specified, batches: Array) -> Array:
+    """Those of some increasing rollout batches that give every data-parallel rank work.
+
+    Parameters
+    ----------
+    system : Specified
+    batches : ndarray [responses]
+
+    Returns
+    -------
+    ndarray [responses]
+        The recipe's own batch and a larger one among them.
+
+    Raises
+    ------
+    InputError
+        As `training_seconds`, and if the recipe's own batch is not trainable.
+    """
+    seconds, _ = training_seconds(system)
+    seconds(np.array([float(system.recipe.rollout_batch)]), system.training_gpus)
+    for i, batch in enumerate(batches):
+        try:
+            seconds(np.array([batch]), system.training_gpus)
+        except InputError:
+            continue
+        return batches[i:]
+    return batches
 
 
 def training_seconds(system: Specified) -> tuple[TrainTime, str]:
@@ -305,7 +363,8 @@ def _trainer(system: Specified, loss: str) -> Trainer:
     tokens, sequences = spec.micro_batch_tokens, spec.micro_batch_sequences
     if tokens is None and sequences is None:
         mean, _ = sequence_length(system.plan, seed=0)
-        longest = (lengths.prompt_mean or 0.0) + (lengths.max_tokens or 4 * mean)
+        appended = (lengths.turns - 1) * lengths.environment_tokens
+        longest = (lengths.prompt_mean or 0.0) + (lengths.max_tokens + appended if lengths.max_tokens else 4 * mean)
         tokens = max(16_384, math.ceil(longest))
     architecture = find_model(system.plan.model.name)
     return make_trainer(
@@ -331,8 +390,10 @@ def _trainer(system: Specified, loss: str) -> Trainer:
 def sequence_length(plan: Plan, *, seed: int) -> tuple[float, float]:
     """Mean length of a whole sequence [tokens] and its coefficient of variation [1], from a draw of the lengths."""
     drawn = draw(plan.lengths, groups=4096, group_size=1, rng=np.random.default_rng(seed))
-    responses = drawn.response_tokens.reshape(len(drawn.prompt_tokens), -1).sum(axis=1)
-    total = drawn.prompt_tokens + responses + drawn.environment_tokens.reshape(len(responses), -1).sum(axis=1)
+    turns = drawn.response_tokens.reshape(len(drawn.prompt_tokens), -1)
+    # The environment appends before every turn but the first; rows are padded to the most turns of any.
+    appended = np.where(turns[:, 1:] > 0, drawn.environment_tokens, 0).sum(axis=1)
+    total = drawn.prompt_tokens + turns.sum(axis=1) + appended
     return float(total.mean()), float(total.std() / total.mean())
 
 
@@ -397,10 +458,11 @@ def composed_stages(plan: Plan, recipe: Recipe, *, seed: int = 0) -> xr.Dataset:
     if lacking := plan.lacking():
         raise InputError(f"stages from specifications need {' and '.join(lacking)}", remedy="state it in the plan")
     system = system_at(specified(plan, recipe), 0.5)
-    table = stage_table(system, seed=seed)
+    batches = trainable_batches(system, np.array(grid(recipe), dtype=np.float64))
+    table = stage_table(system, seed=seed, batches=batches.astype(int).tolist())
     seconds, _ = training_seconds(system)
-    trained = seconds(table["rollout_batch"].values.astype(np.float64), system.training_gpus)
-    return compose(table, train_time=trained, overhead_time=plan.engine.overhead_time)
+    trained = seconds(batches, system.training_gpus)
+    return compose(table, train_time=trained, overhead_time=plan.engine.overhead_time, split=system.is_split)
 
 
 def ridge_batches(system: Specified) -> dict[str, float | None]:
@@ -441,24 +503,40 @@ def what_if(system: Specified, rollout_batch: int, *, seed: int = 0) -> list[dic
         `throughput_ratio` to the plan's own, first of all the plan itself. A change that does not fit is left out.
     """
     system = system_at(system, 0.5)
-    seconds, _ = training_seconds(system)
-    own = _middle(system, rollout_batch, system.generation_gpus, system.training_gpus, system.mode, seconds, seed)
+    modelled, source = training_seconds(system)
+    # Times in units of the generation's own middle error, which leaves what is simulated as it is.
+    unit = FRAMEWORK_FACTOR * math.sqrt(math.prod(_generation_error(system)))
+    factor = FRAMEWORK_FACTOR * math.sqrt(math.prod(training_error())) if source else 1.0
+    overhead = system.plan.engine.overhead_time / unit
+
+    def seconds(batches: Array, gpus: int) -> Array:
+        return modelled(batches, gpus) * factor / unit
+
+    def middle(generating: int, training: int) -> float:
+        table = generation_table(
+            system.generation, rollout_batch=[rollout_batch], gpus=generating, mode=system.mode, draws=2, seed=seed
+        )
+        trained = seconds(np.array([float(rollout_batch)]), training)
+        return float(compose(table, train_time=trained, overhead_time=overhead)["throughput"].values[0])
+
+    try:
+        own = middle(system.generation_gpus, system.training_gpus)
+    except InputError:
+        # A batch too small for the GPUs that train.
+        return []
     rows = [("the plan", system.mode, system.generation_gpus, system.training_gpus, own)]
     twice = 2 * system.generation_gpus, 2 * system.training_gpus
-    try:
-        q = _middle(system, rollout_batch, *twice, system.mode, seconds, seed)
-        rows.append(("twice the GPUs", system.mode, *twice, q))
-    except InputError:
-        pass
+    with suppress(InputError):
+        rows.append(("twice the GPUs", system.mode, *twice, middle(*twice)))
     apart = system.mode == "async"
-    every = system.generation_gpus + (system.training_gpus if apart else 0)
+    every = system.generation_gpus + (system.training_gpus if system.is_split else 0)
     try:
         split = best_split(
             system.generation,
             gpus=every,
             rollout_batch=rollout_batch,
             train_time=seconds,
-            overhead_time=system.plan.engine.overhead_time,
+            overhead_time=overhead,
             train_step=_rank(system),
             most=SPLITS,
             seed=seed,
@@ -474,7 +552,7 @@ def what_if(system: Specified, rollout_batch: int, *, seed: int = 0) -> list[dic
             "mode": mode,
             "generation_gpus": int(generating),
             "training_gpus": int(training),
-            "throughput": q / FRAMEWORK_FACTOR,
+            "throughput": q / unit,
             "throughput_ratio": q / own,
         }
         for change, mode, generating, training, q in rows
@@ -484,14 +562,3 @@ def what_if(system: Specified, rollout_batch: int, *, seed: int = 0) -> list[dic
 def _rank(system: Specified) -> int:
     t = system.plan.trainer
     return t.tensor_parallel * t.pipeline_parallel * t.context_parallel
-
-
-def _middle(
-    system: Specified, rollout_batch: int, generating: int, training: int, mode: str, seconds: TrainTime, seed: int
-) -> float:
-    table = generation_table(
-        system.generation, rollout_batch=[rollout_batch], gpus=generating, mode=mode, draws=2, seed=seed
-    )
-    trained = seconds(np.array([float(rollout_batch)]), training)
-    ds = compose(table, train_time=trained, overhead_time=system.plan.engine.overhead_time)
-    return float(ds["throughput"].values[0])

@@ -224,7 +224,7 @@ class _Collected:
 def _launched(g: Generation, prompts: int, mode: str) -> int:
     """Groups that a simulation of P kept ones needs."""
     if mode == "sync":
-        return math.ceil(prompts * g.gen_ratio / g.kept_share)
+        return math.ceil(prompts * max(g.gen_ratio, 1.0) / g.kept_share)
     # A third more than the mean of what filtering drops, for its chance.
     ahead = 1 + max(g.gen_ratio, g.max_staleness + 1 if mode == "async" else 1)
     return math.ceil((2 * _warm_up(g, mode) + ahead) * prompts / g.kept_share * (4 / 3 if g.kept_share < 1 else 1)) + 8
@@ -268,8 +268,8 @@ def _collected(
         ds = rollout(
             law=law,
             **work,
-            # What is launched beyond P is what filtering drops: the step waits for all of it.
-            prompts=prompts if g.gen_ratio > 1 else None,
+            # All of it where only what filtering drops is launched beyond P; else as many as filtering leaves P of.
+            prompts=min(groups, math.ceil(prompts / g.kept_share)) if g.gen_ratio > 1 else None,
             **engine,
         )
         drain = _drain(ds)
