@@ -73,8 +73,7 @@ COMMANDS = {
         (64, 8, 512, 128, 4, 1, 2e-6),
     ),
     "prime_rl": (
-        "--orchestrator.batch-size 512 --orchestrator.batch_size 512 --orchestrator.group_size 16 "
-        "--trainer.optim.lr 1e-6",
+        "--orchestrator.batch-size 512 --orchestrator.group-size 16 --trainer.optim.lr 1e-6",
         (32, 16, 512, 512, 1, 1, 1e-6),
     ),
     "tinker": (
@@ -292,9 +291,9 @@ def test_slime_two_runs_in_one_file(tmp_path: Path) -> None:
     one = evaluation + "".join(map(slime, range(3)))
     tree = read_logs(write(tmp_path, one + one))
     assert len(tree.children) == 2
-    for node in tree.children.values():
-        assert node["evaluation_responses"].values.tolist() == [0]
-        assert node["rollout_step"].values.tolist() == [0, 1, 2]
+    for ds in (node.to_dataset() for node in tree.children.values()):
+        assert ds["evaluation_responses"].values.tolist() == [0]
+        assert ds["rollout_step"].values.tolist() == [0, 1, 2]
 
 
 # -- NeMo-RL ------------------------------------------------------------------------------------------
@@ -436,7 +435,7 @@ def test_areal_tables_of_one_step_are_averaged_and_must_all_be_there(tmp_path: P
 # -- ROLL, prime-rl -----------------------------------------------------------------------------------
 
 
-def roll(step: int, total: float, file: str = "rlvr_pipeline.py", **more: float) -> str:
+def roll(step: int, total: float, file: str = "rlvr_pipeline.py", **more: Any) -> str:
     values = {"time/step_total": total, "time/step_generate": 60.0, "time/step_train": 50.0, "system/global_step": step}
     values |= {"system/batch_size": 64, "actor/backward_steps": 4, "token/total_response_length/clip": 16, **more}
     return f"[2026-08-01 10:01:41] [{file} (832)] [INFO] {json.dumps(values)}\n"
@@ -463,7 +462,7 @@ def test_roll_the_agentic_pipeline_logs_its_own(tmp_path: Path) -> None:
 
 
 def test_roll_validates_before_it_trains_within_the_step(tmp_path: Path) -> None:
-    scores = {"val_correct/all/mean": 0.3, "time/val_step": 20.0}
+    scores: dict[str, Any] = {"val_correct/all/mean": 0.3, "time/val_step": 20.0}
     text = roll(0, 0.0, **scores) + roll(1, 140.0) + roll(2, 120.0, **scores) + roll(3, 140.0)
     ds = only(read_logs(write(tmp_path, text), prompts=8, group_size=8))
     assert ds["evaluation_responses"].values.tolist() == [0, 128]
@@ -496,6 +495,20 @@ def test_prime_rl_joins_its_lines_and_adds_the_broadcast_where_it_is_outside(tmp
     assert recipe(ds)[2:6] == (16, 16, 1, 1)
     with pytest.raises(InputError, match=r"--updates-per-rollout 2 contradicts the log: prime-rl's rule 1"):
         read_logs(write(tmp_path, inside), prompts=4, group_size=4, updates_per_rollout=2)
+
+
+def test_micro_batches_of_prime_rl_are_not_the_batch(tmp_path: Path) -> None:
+    text = "10:00:00 INFO Starting forward and backward pass (batch_size=4)\n" + FORMATS["prime_rl_console"]([1, 2], 1)
+    ds = only(read_logs(write(tmp_path, text), prompts=8, group_size=4))
+    assert ds.attrs["rollout_batch"] == 32
+
+
+def test_steps_of_prime_rl_count_from_0_or_from_1(tmp_path: Path) -> None:
+    for first in (0, 1):
+        path = write(tmp_path, FORMATS["prime_rl"](range(first, 4), 1))
+        ds = only(read_logs(path, prompts=4, group_size=4))
+        assert ds["responses"].values.tolist() == [16 * n for n in range(1, 5 - first)]
+        assert warned(ds, "steps are taken to count from 0") == (first == 0)
 
 
 def test_prime_rl_consoles(tmp_path: Path) -> None:
@@ -593,14 +606,46 @@ TRACKED = {
 }
 
 
+AXES = {"openrlhf": "train/global_step", "slime": "rollout/step"}
+
+
 @pytest.mark.parametrize("name", TRACKED)
 def test_an_export_of_a_tracker_is_read_as_the_framework_it_comes_from(tmp_path: Path, name: str) -> None:
     names = list(TRACKED[name])
-    lines = [",".join(["_step", "_runtime", *names])]
-    lines += [",".join(map(str, [step, 100 * step, *TRACKED[name].values()])) for step in (1, 2, 3)]
+    axis = AXES.get(name, "trainer/global_step")
+    lines = [",".join(["_step", "_runtime", axis, *names])]
+    # Where the tracker counts calls, its own step is another.
+    calls = 7 if name in AXES else 1
+    lines += [",".join(map(str, [calls * n, 100 * n, n, *TRACKED[name].values()])) for n in (1, 2, 3)]
     given = {key: value for key, value in GIVEN.items() if name != "prime_rl" or key in ("prompts", "group_size")}
     ds = only(read_logs(write(tmp_path, "\n".join(lines) + "\n", "history.csv"), **given))
     assert (ds.attrs["framework"], ds.attrs["logged_by"]) == ("wandb", name)
     for column, value in (("grad_norm", 0.5), ("train_reward", 0.3), ("step_seconds", 100.0)):
         assert ds[column].values.tolist() == [value] * 3
     assert ds["score"].values.tolist() == [[0.2] * 3]
+    assert ds["rollout_step"].values.tolist() == [1, 2, 3]
+    if name in AXES:
+        bare = write(tmp_path, "\n".join(lines).replace(axis, "other/axis") + "\n", "bare.csv")
+        with pytest.raises(InputError, match=f"_step counts W&B's log calls, not .*'s steps, and {axis} is missing"):
+            read_logs(bare, **given)
+
+
+def test_updates_of_slime_in_a_tracker_have_no_rollout(tmp_path: Path) -> None:
+    rows = [
+        "_step,_runtime,rollout/step,perf/step_time,perf/rollout_time,train/grad_norm",
+        "0,1,0,100,9,",
+        "1,2,1,100,9,0.5",
+    ]
+    rows += ["2,3,2,,,0.5", "3,4,3,,,0.5"]
+    ds = only(read_logs(write(tmp_path, "\n".join(rows) + "\n", "history.csv"), **GIVEN))
+    assert ds["rollout_step"].values.tolist() == [0, 1]
+    assert "grad_norm" not in ds
+    assert warned(ds, "numbered by update and not by rollout")
+
+
+def test_an_export_with_a_header_of_more_than_64_KiB(tmp_path: Path) -> None:
+    names = [f"a/metric-of-no-interest-{n}" for n in range(5_000)]
+    lines = [",".join(["_step", "_runtime", *names, "actor/grad_norm"])]
+    lines += [",".join(map(str, [n, 100 * n, *[1] * len(names), 0.5])) for n in (1, 2, 3)]
+    ds = only(read_logs(write(tmp_path, "\n".join(lines) + "\n", "history.csv"), **GIVEN))
+    assert ds["grad_norm"].values.tolist() == [0.5] * 3

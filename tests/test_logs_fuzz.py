@@ -4,7 +4,7 @@ Three promises. Nothing but `InputError` leaves a reader, and it ends. Every num
 written in the log, and not in its unended last line. A number of step s of a log is found at step s, whatever
 lines were cut out or joined.
 
-`BATCHSIM_EXAMPLES` sets the number of examples (25); the figures in docs/logs.md are of a run with 1,000.
+`BATCHSIM_EXAMPLES` sets the number of examples per property (25).
 """
 
 from __future__ import annotations
@@ -252,8 +252,9 @@ def spliced(make: Callable[[Iterable[int], int], str], data: st.DataObject, *, i
     first = data.draw(st.integers(1, 4))
     one = make(range(1, data.draw(st.integers(3, 8))), 1).splitlines(keepends=True)
     steps = range(first, first + data.draw(st.integers(2, 6)))
-    other = make(steps, 2).splitlines(keepends=True)
-    last = len(make(steps[:-1], 2).splitlines())
+    # Log 3, so that a mean of numbers from both logs still tells its step.
+    other = make(steps, 3).splitlines(keepends=True)
+    last = len(make(steps[:-1], 3).splitlines())
     return "".join(
         one[: data.draw(st.integers(0, len(one)))]
         + other[data.draw(st.integers(0, len(other) if inside_last else last)) :]
@@ -315,3 +316,89 @@ def test_every_reader_is_fuzzed(folder: Path) -> None:
         found.add(read_logs(path, **options(name)).attrs["framework"])
     # TensorBoard's event files are binary and fuzzed in test_logs_tensorboard.
     assert found == {reader.name for reader in READERS} - {"tensorboard"} | {"tables"}
+
+
+# -- found by the tests above -------------------------------------------------------------------------
+
+
+def only(path: Path, **given_options: Any) -> xr.Dataset:
+    (ds,) = attempt(path, **given_options).values()
+    return ds
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "found.log"
+    path.write_text(text)
+    return path
+
+
+def test_a_row_of_trl_before_the_first_bar_is_no_step_0(folder: Path) -> None:
+    """It was placed at step 0, in front of the run."""
+    lines = FORMATS["trl"](range(1, 5), 1).splitlines(keepends=True)
+    ds = only(written(folder, "".join(lines[1:])), **options("trl"))
+    assert ds["rollout_step"].values.tolist() == [2, 3, 4]
+    assert any("1 rows do not belong to the step" in text for text in ds.attrs["warnings"])
+
+
+def test_two_rows_of_trl_under_one_bar_are_not_one_step(folder: Path) -> None:
+    """The second replaced the first, whose step it is not."""
+    lines = FORMATS["trl"](range(1, 7), 1).splitlines(keepends=True)
+    ds = only(written(folder, "".join(lines[:6] + lines[7:])), **options("trl"))
+    assert ds["rollout_step"].values.tolist() == [1, 2, 3, 5, 6]
+    assert decoded(float(ds["grad_norm"].values[2]))[1] == 3
+
+
+def test_a_row_of_trl_whose_epoch_is_that_of_another_step(folder: Path) -> None:
+    """Bar and row came from two logs, cut between them."""
+    one, other = (FORMATS["trl"](steps, tag).splitlines(keepends=True) for steps, tag in ((range(1, 5), 1), ([9], 2)))
+    ds = only(written(folder, "".join(one[:7] + other[1:])), **options("trl"))
+    assert ds["rollout_step"].values.tolist() == [1, 2, 3]
+
+
+def test_a_table_of_areal_without_its_announcement_is_not_the_open_steps(folder: Path) -> None:
+    """It was averaged with the table of the step before it."""
+    one = FORMATS["areal"]([1], 1).splitlines(keepends=True)
+    other = FORMATS["areal"]([1, 2], 2).splitlines(keepends=True)
+    ds = only(written(folder, "".join(one + other[3:])), **options("areal"))
+    assert ds["grad_norm"].values.tolist() == [1.01, 2.02]
+
+
+def test_updates_of_slime_that_fit_another_number_of_updates(folder: Path) -> None:
+    """Update 2 of rollout 1 passed for the only update of rollout 2."""
+    text = FORMATS["slime"](range(1, 5), 1)
+    lines = [line for line in text.splitlines(keepends=True) if not re.search(r" - step (?:3|4|5): ", line)]
+    ds = only(written(folder, "".join(lines)), **options("slime"))
+    assert np.isfinite(ds["grad_norm"].values).tolist() == [False, False, True, True]
+
+
+def test_a_score_of_mlperf_goes_to_the_evaluation_that_it_names(folder: Path) -> None:
+    """It went to the evaluation that began last, of another log."""
+    lines = FORMATS["mlperf"](range(1, 4), 1).splitlines(keepends=True)
+    begun = [place for place, line in enumerate(lines) if "eval_start" in line]
+    ds = only(written(folder, "".join(lines[: begun[0] + 1] + lines[begun[1] + 1 :])))
+    assert ds["evaluation_responses"].values.tolist() == [48]
+    assert any("1 evaluations have no score" in text for text in ds.attrs["warnings"])
+
+
+def test_times_that_add_up_beyond_the_largest_number_are_unknown(folder: Path) -> None:
+    """The elapsed time was infinite."""
+    text = FORMATS["prime_rl_console"](range(1, 5), 1).replace("1.0300s", "1e308s").replace("1.0400s", "1e308s")
+    ds = only(written(folder, text), **options("prime_rl_console"))
+    assert np.isnan(ds["elapsed"].values).tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "torn", ["'reward': 0.3", "'reward': 0.3, 'kl': [1, 2", "'reward': 0.3, 'kl': 0.1 (Actor pid=3) {'a': 1}"]
+)
+def test_a_dictionary_that_does_not_close_is_not_used(folder: Path, torn: str) -> None:
+    log = FORMATS["openrlhf"](range(1, 3), 1)
+    ds = only(written(folder, f"{log}INFO ✨ Global step 3: {{{torn}\n"), **options("openrlhf"))
+    assert ds["rollout_step"].values.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("text", ["step:3 - a:{0}x", "Global step 3: {{'a': {0}x}}"])
+def test_a_million_digits_take_no_time(folder: Path, text: str) -> None:
+    """A number could be matched in as many ways as it has digits: hours for a line of verl."""
+    log = FORMATS["verl" if text.startswith("step") else "openrlhf"](range(1, 3), 1)
+    path = written(folder, log + text.format("9" * 1_000_000) + "\n")
+    assert attempt(path, **options("openrlhf"))

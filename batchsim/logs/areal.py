@@ -117,6 +117,7 @@ class _Parser:
     def __init__(self) -> None:
         self._blocks = Blocks()
         self._place: tuple[int, int] | None = None
+        self._announced = False
         self._widths: tuple[int, ...] = ()
         self._table: dict[str, float] = {}
         self._seen: dict[str, list[float]] = {}
@@ -128,7 +129,7 @@ class _Parser:
     def read(self, text: str, line: int) -> Iterator[Entry]:
         if match := _HEADER.search(text):
             step, last = step_number(match[1]), step_number(match[2])
-            self._place, self._widths, self._seen = None, (), {}
+            self._place, self._announced, self._widths, self._seen = None, False, (), {}
             if step is not None and last is not None:
                 yield from map(entry_of, self._blocks.header(Block(step, last, line)))
         elif self._blocks.open is not None:
@@ -139,14 +140,16 @@ class _Parser:
             place, count = int(match[1]), int(match[2])
             expected = (1 if self._place is None else self._place[0] + 1, self._place[1] if self._place else count)
             block.broken |= (place, count) != expected or block.whole
-            self._place = (place, count)
+            self._place, self._announced = (place, count), True
         elif text.startswith("╒"):
-            self._widths, self._table = _stops(text, "╤"), {}
-        elif text.startswith("╘"):
-            block.broken |= not self._widths or _stops(text, "╧") != self._widths
+            # A table without its announcement is of a step whose first lines are missing.
+            self._widths, self._table = _stops(text, "╤") if self._announced else (), {}
+            self._announced = False
+        elif self._widths and text.startswith("╘"):
+            block.broken |= _stops(text, "╧") != self._widths
             self._widths = ()
             self._end(block)
-        elif text.startswith("│"):
+        elif self._widths and text.startswith("│"):
             block.broken |= _stops(text[1:-1], "│") != tuple(stop - 1 for stop in self._widths)
             self._cells(text, block)
 
@@ -162,7 +165,7 @@ class _Parser:
             self._seen.setdefault(name, []).append(value)
         self._table = {}
         block.values = {name: sum(values) / len(values) for name, values in self._seen.items()}
-        block.whole = self._place is None or self._place[0] == self._place[1]
+        block.whole = self._place is not None and self._place[0] == self._place[1]
 
     def close(self) -> Iterator[Entry]:
         yield from map(entry_of, self._blocks.last())

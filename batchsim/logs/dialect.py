@@ -120,6 +120,8 @@ class Dialect:
         Whether a metric is a validation score.
     keys : mapping
         Configuration key -> our name: recipe values, ``mini_prompts``, or a fact.
+    filed : mapping
+        Keys that count in a configuration file only, as other text has such words too.
     marks : frozenset of str
         Metrics that only this framework logs, for rows that a tracker kept.
     rules : Rules
@@ -133,7 +135,7 @@ class Dialect:
     norms : str
         How a row's gradient norms come from those of its updates.
     first : int
-        Number of its first training step.
+        Number of its first training step; a log that trains in step 0 counts from there.
     evaluated_before : bool
         Whether the scores of a row were measured before that row's training.
     events : tuple of Event
@@ -148,6 +150,10 @@ class Dialect:
         Metrics that count the kept responses of a step.
     prefixes : tuple of str
         What trackers put in front of the names.
+    axis : str
+        Metric in which the framework tells trackers its step; '' for none.
+    counts_calls : bool
+        Whether a tracker's own step counts calls, so that rows cannot be placed without `axis`.
     prepare : callable or None
         Changes the rows before they are columns; receives them and the notes.
     advice : mapping
@@ -161,6 +167,7 @@ class Dialect:
     columns: Mapping[str, Metric]
     score: Callable[[str], bool]
     keys: Mapping[str, str]
+    filed: Mapping[str, str] = field(default_factory=dict)
     marks: frozenset[str] = frozenset()
     rules: Rules = field(default_factory=Rules)
     always: Mapping[str, float] = field(default_factory=dict)
@@ -175,6 +182,8 @@ class Dialect:
     validation: tuple[str, ...] = ()
     counted: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
+    axis: str = ""
+    counts_calls: bool = False
     prepare: Callable[[Steps, list[str]], None] | None = None
     advice: Mapping[str, str] = field(default_factory=dict)
     paste: Keys | None = None
@@ -315,7 +324,8 @@ def total(values: Array) -> Array:
 
 def _run(dialect: Dialect, source: Source, segment: _Segment, warnings: list[str]) -> Run:
     rows, notes = segment.rows, [*warnings, *segment.rows.warnings]
-    found = merged(dialect.keys, segment.config, source.config, where=source.path, synonyms=True)
+    keys = {**dialect.keys, **dialect.filed}
+    found = merged(keys, segment.config, source.config, where=source.path, synonyms=True)
     if dialect.prepare is not None:
         dialect.prepare(rows, notes)
     columns, provenance = _columns(dialect, rows, notes)
@@ -348,7 +358,7 @@ def _run(dialect: Dialect, source: Source, segment: _Segment, warnings: list[str
         provenance=provenance | {name: text for name, text in names.items() if name in told} | evaluated,
         warnings=notes,
         inferred_rollout_batch=inferred,
-        base=dialect.first - 1,
+        base=min(dialect.first, next(iter(rows.rows), dialect.first)) - 1,
         from_zero=dialect.first == 0,
         batch_hint=f", and neither the log nor a file beside it states a configuration of {dialect.title}",
         norm_reduction=dialect.norms,

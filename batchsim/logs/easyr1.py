@@ -21,14 +21,12 @@ References: verl/utils/logger/logger.py and verl/trainer of hiyouga/EasyR1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
-from batchsim.logs.dialect import Dialect, Entry, Event, Metric
+from batchsim.logs.dialect import Dialect, Event, Metric
 from batchsim.logs.keys import Keys
-from batchsim.logs.parts import flat_numbers, json_object
-from batchsim.logs.reader import Lines, console
+from batchsim.logs.reader import Objects, console
 from batchsim.logs.recipe import Rules
-from batchsim.logs.rows import Steps, whole_or_none
+from batchsim.logs.rows import Steps
 
 _T = "timing_s/"
 RESPONSES = "perf/total_num_tokens / (prompt_length/mean + response_length/mean)"
@@ -100,20 +98,10 @@ DIALECT = Dialect(
 )
 
 
-def _rows(text: str, line: int) -> Iterator[Entry]:
-    found = json_object(text)
-    step = None if found is None else whole_or_none(found.get("step"))
-    if found is None or step is None:
-        return
-    values = {name: value for name, value in flat_numbers(found).items() if name != "step"}
-    if values:
-        yield Entry(step, values, line)
-
-
 READER = console(
     DIALECT,
     logs="EasyR1's experiment_log.jsonl",
-    parser=lambda: Lines(_rows),
+    parser=Objects,
     needles={b'{"': None},
     mark=(b'{"step": ', r'^\{"step": \d+, .*"(?:actor|timing_s|val|reward)": \{'),
     section="rollout_batch_size",

@@ -20,7 +20,7 @@ import numpy as np
 
 from batchsim.logs import trl, verl
 from batchsim.logs.clock import from_clock
-from batchsim.logs.dialect import run_of_rows
+from batchsim.logs.dialect import Dialect, run_of_rows
 from batchsim.logs.record import Run
 from batchsim.logs.source import Source
 from batchsim.logs.verl.settings import KEYS
@@ -73,6 +73,13 @@ def framework_of(names: Iterable[str]) -> str | None:
     return "trl" if sent & _TRL or "eval/reward" in held else None
 
 
+def dialect_named(framework: str | None) -> Dialect | None:
+    """Names of a framework's metrics, where they are a dialect's."""
+    from batchsim.logs.registry import dialect_of
+
+    return dialect_of(framework or "")
+
+
 def run_of(source: Source, logged: Logged, *, framework: str, name: str) -> Run:
     """The run behind a tracker's rows.
 
@@ -89,9 +96,7 @@ def run_of(source: Source, logged: Logged, *, framework: str, name: str) -> Run:
     """
     logger = framework_of(logged.names)
     ordered = dict(sorted(logged.rows.items()))
-    from batchsim.logs.registry import dialect_of
-
-    dialect = dialect_of(logger or "")
+    dialect = dialect_named(logger)
     if dialect is not None:
         run = run_of_rows(dialect, source, ordered.items(), logged.arguments, logged.warnings)
     else:

@@ -6,8 +6,7 @@
     ⏱️  Timing:
       • Total step time: 112.00s
       • generation: 58.00s (51.8%)
-    🔍 Performance Metrics:
-        - E2E (Samples/sec): 28.68
+    🔍 Performance Metrics: ...
 
 ``tests/json_dump_tb_logs.py`` of NeMo-RL merges event files into {tag: {step: value}}; tags are the names that
 its trackers get, ``train/grad_norm``, ``timing/train/total_step_time``, ``validation/accuracy``.

@@ -73,7 +73,7 @@ DIALECT = Dialect(
         "actor.adam.lr": "learning_rate",
         "actor-learning-rate": "learning_rate",
         "actor.model_name_or_path": "model",
-        "pretrain": "model",
+        "--pretrain": "model",
         "vllm.gpu_memory_utilization": "memory_share",
         "vllm-gpu-memory-utilization": "memory_share",
         "vllm.tensor_parallel_size": "tensor_parallel",
@@ -88,6 +88,8 @@ DIALECT = Dialect(
     samples=("eval_num_samples",),
     counted=("rollout/num_samples",),
     prefixes=("train/", "eval/"),
+    axis="train/global_step",
+    counts_calls=True,
     validation=("eval_",),
     advice={
         "score": "set eval.steps and eval.dataset",

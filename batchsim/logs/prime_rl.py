@@ -15,6 +15,7 @@ Facts that matter:
 - A batch is one optimizer step, one epoch: `orchestrator.batch_size` counts RESPONSES, `group_size`
   (`rollouts_per_example` before) responses per prompt.
 - `optim/grad_norm` is before clipping.
+- The trainer prints ``batch_size=4`` of its micro-batches, which is no such key: bare names count in files only.
 - Non-finite values are dropped from the JSON lines.
 - `off_policy/*` is in versions of the weights, over the responses of the batch.
 - The orchestrator's seconds are those of its own step, so that they are not used as the step time.
@@ -31,10 +32,10 @@ import numpy as np
 
 from batchsim.logs.dialect import Dialect, Entry, Metric
 from batchsim.logs.keys import Keys
-from batchsim.logs.parts import NUMBER, flat_numbers, json_object, step_number
-from batchsim.logs.reader import Lines, console
+from batchsim.logs.parts import NUMBER, step_number
+from batchsim.logs.reader import Objects, console
 from batchsim.logs.recipe import Rules
-from batchsim.logs.rows import Steps, number, whole_or_none
+from batchsim.logs.rows import Steps, number
 
 _T = "time/"
 _STEP = re.compile(r"(?:^|\s)Step (\d{1,10}) \|(?= )")
@@ -48,7 +49,7 @@ _CONSOLE = {
     "Truncation": "truncation percent",
 }
 # Only the trainer's line has these; the orchestrator's seconds are of another clock.
-_BARE_SECONDS = re.compile(r"^\s*(\d+\.?\d*)s$")
+_BARE_SECONDS = re.compile(rf"^\s*({NUMBER})s$")
 _INSIDE = ("wait_for_batch", "load_data", "forward_backward")
 
 
@@ -94,25 +95,28 @@ DIALECT = Dialect(
     },
     score=lambda name: name.startswith("eval/") and name.endswith(("/avg@1", "/mean", "reward/mean", "/pass@1")),
     keys={
-        "orchestrator.batch_size": "rollout_batch",
-        "batch_size": "rollout_batch",
-        "orchestrator.group_size": "group_size",
-        "group_size": "group_size",
-        "orchestrator.rollouts_per_example": "group_size",
-        "rollouts_per_example": "group_size",
+        "orchestrator.batch-size": "rollout_batch",
+        "orchestrator.group-size": "group_size",
+        "orchestrator.rollouts-per-example": "group_size",
         "trainer.optim.lr": "learning_rate",
+        "trainer.optim.max-norm": "grad_clip",
+        "orchestrator.max-off-policy-steps": "staleness_limit",
+    },
+    filed={
+        "batch_size": "rollout_batch",
+        "group_size": "group_size",
+        "rollouts_per_example": "group_size",
         "optim.lr": "learning_rate",
         "model.name": "model",
-        "trainer.optim.max_norm": "grad_clip",
         "max_off_policy_steps": "staleness_limit",
-        "orchestrator.max_off_policy_steps": "staleness_limit",
     },
     marks=frozenset(("time/wait_for_batch", "time/forward_backward", "off_policy/in_flight/mean")),
     rules=Rules(one_epoch=True),
     always={"updates_per_rollout": 1.0},
-    norms="the one update of each row",
+    norms="last update of each row, which has one",
     first=1,
     validation=("eval/",),
+    axis="step",
     prepare=_add_broadcast,
     advice={
         "score": "set orchestrator.eval",
@@ -122,8 +126,8 @@ DIALECT = Dialect(
     paste=Keys(
         title="prime-rl",
         prompts="",
-        group_size="orchestrator.group_size",
-        mini_batch="orchestrator.batch_size",
+        group_size="orchestrator.group-size",
+        mini_batch="orchestrator.batch-size",
         learning_rate="trainer.optim.lr",
         option="--{key} {value}",
     ),
@@ -131,12 +135,6 @@ DIALECT = Dialect(
 
 
 def _rows(text: str, line: int) -> Iterator[Entry]:
-    if (found := json_object(text)) is not None:
-        step = whole_or_none(found.get("step"))
-        values = {name: value for name, value in flat_numbers(found).items() if name not in ("step", "time")}
-        if step is not None and values:
-            yield Entry(step, values, line)
-        return
     if match := _STEP.search(text):
         step, values = step_number(match[1]), {}
         parts = text[match.end() :].split(" |")
@@ -154,7 +152,7 @@ def _rows(text: str, line: int) -> Iterator[Entry]:
 READER = console(
     DIALECT,
     logs="prime-rl JSON lines and console logs",
-    parser=lambda: Lines(_rows),
+    parser=lambda: Objects(_rows, without=("time",)),
     needles={b'{"': None, b"Step ": re.compile(rb"\d+ \|")},
     mark=(b" ", r'"time/wait_for_batch": |\| Grad\. Norm|\| Max Off-Policy '),
     section="batch_size",

@@ -29,6 +29,8 @@ from batchsim.logs.source import Source, open_sources
 if TYPE_CHECKING:
     import xarray as xr
 
+MAX_RUNS = 2_000
+"""Runs of one call."""
 KNOWN_LOGS = (
     f"batchsim reads {', '.join(reader.logs for reader in READERS)}, and CSV tables with canonical column names"
 )
@@ -107,6 +109,11 @@ def read_logs(
     framework, sources = _recognised(sources, columns, warnings)
     _set_config(framework, sources, config, warnings)
     runs = _read(framework, sources, columns, warnings)
+    if len(runs) > MAX_RUNS:
+        raise InputError(
+            f"{sources[0].path} and the others named with it hold {len(runs)} runs, more than {MAX_RUNS}",
+            remedy="name fewer logs, or split a log whose training starts again and again",
+        )
     datasets = [to_dataset(run, given, allow_unknown_batch=allow_unknown_batch) for run in runs]
     _check_models(datasets)
     names = _unique([run.name for run in runs])

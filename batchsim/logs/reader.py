@@ -17,8 +17,9 @@ from typing import Protocol
 
 from batchsim.errors import InputError
 from batchsim.logs.dialect import Collector, Dialect, Entry
-from batchsim.logs.parts import Block, without_colours
+from batchsim.logs.parts import Block, flat_numbers, json_object, without_colours
 from batchsim.logs.record import Run
+from batchsim.logs.rows import whole_or_none
 from batchsim.logs.source import Source, matching_lines
 
 MAX_NAMES = 10_000
@@ -96,6 +97,46 @@ class Lines:
         return ()
 
 
+class Objects:
+    """A parser for JSON lines, ``{"step": 3, "name": 0.5, "group": {"name": 0.5}}``: a row per object.
+
+    Parameters
+    ----------
+    others : callable or None
+        Rows of a line that is no JSON object, for frameworks that print them too.
+    without : tuple of str
+        Names that are no metrics.
+    """
+
+    def __init__(
+        self, others: Callable[[str, int], Iterable[Entry]] | None = None, *, without: tuple[str, ...] = ()
+    ) -> None:
+        self._others = others
+        self._without = ("step", *without)
+        self._lost = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not used."""
+        return [f"{self._lost} lines are no JSON object with a step and were not used"] if self._lost else []
+
+    def read(self, text: str, line: int) -> Iterable[Entry]:
+        """The row of a line."""
+        if not text.lstrip().startswith("{"):
+            return self._others(text, line) if self._others is not None else ()
+        found = json_object(text)
+        step = None if found is None else whole_or_none(found.get("step"))
+        if found is None or step is None:
+            self._lost += 1
+            return ()
+        values = {name: value for name, value in flat_numbers(found).items() if name not in self._without}
+        return [Entry(step, values, line)] if values else ()
+
+    def close(self) -> Iterable[Entry]:
+        """Nothing is open between lines."""
+        return ()
+
+
 def entry_of(block: Block) -> Entry:
     """The row of a numbered block."""
     return Entry(block.step, block.values, block.line)
@@ -148,7 +189,6 @@ def read_one(dialect: Dialect, source: Source, parser: Parser, needles: Needles)
         For a row or a log with too many metrics, and a configuration that contradicts itself.
     """
     collector = Collector(dialect, source.path)
-    wanted = {**dict.fromkeys(collector.options.needles), **needles}
     names: set[str] = set()
 
     def add(entries: Iterable[Entry]) -> None:
@@ -157,9 +197,12 @@ def read_one(dialect: Dialect, source: Source, parser: Parser, needles: Needles)
             collector.add(entry)
 
     for first, block in source.blocks():
-        for line, raw in matching_lines(first, block, wanted):
+        # Few blocks hold an option, and looking for one in every line of a step is slow.
+        options = [needle for needle in collector.options.needles if needle in block]
+        for line, raw in matching_lines(first, block, {**dict.fromkeys(options), **needles}):
             text = without_colours(raw.decode("utf-8", errors="replace").rstrip("\r"))
-            collector.configure(text, line)
+            if options:
+                collector.configure(text, line)
             add(parser.read(text, line))
     add(parser.close())
     return collector.runs(source, [*source.tail_warnings(), *parser.notes])
@@ -167,9 +210,8 @@ def read_one(dialect: Dialect, source: Source, parser: Parser, needles: Needles)
 
 def check_names(values: Mapping[str, float], names: set[str], source: Source, line: int) -> None:
     """Refuse rows and logs with more metrics than any framework logs."""
-    before = len(names)
     names.update(values)
-    if len(values) > MAX_NAMES or len(names) > MAX_ALL_NAMES > before:
+    if len(values) > MAX_NAMES or len(names) > MAX_ALL_NAMES:
         what, limit = ("the row", MAX_NAMES) if len(values) > MAX_NAMES else ("the log", MAX_ALL_NAMES)
         raise InputError(
             f"{what} holds more than {limit} metrics",

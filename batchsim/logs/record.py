@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 OVERLAP = 0.01
+MAX_SCORES = 2_000
+"""Validation scores of one run."""
 # Stages that follow each other; environment_seconds lies within the generation.
 PHASES = ("generation_seconds", "training_seconds", "logprob_seconds", "reward_seconds", "sync_seconds")
 NORMS = (
@@ -175,6 +177,7 @@ def to_dataset(run: Run, given: Overrides, *, allow_unknown_batch: bool = False)
             remedy="wait until the run has logged a step, or check that the console log was kept",
             where=run.path,
         )
+    _check_scores(run)
     notes = list(run.warnings)
     provenance = dict(run.provenance)
     recipe = resolve(
@@ -205,6 +208,8 @@ def to_dataset(run: Run, given: Overrides, *, allow_unknown_batch: bool = False)
         rate = _learning_rate(recipe, columns, notes)
         scores, evaluations = _evaluations(run, columns, provenance, recipe, given)
         steady = steady_steps(columns.get("step_seconds"), len(run.step))
+    # Sums and products of absurd numbers overflow.
+    columns, evaluations = ({name: _finite(values) for name, values in held.items()} for held in (columns, evaluations))
     ds = xr.Dataset(
         {
             **{name: ("rollout_step", columns[name]) for name in COLUMNS if name in columns},
@@ -241,6 +246,19 @@ def _clocked(run: Run, recipe: Recipe, provenance: dict[str, str], notes: list[s
     provenance["step_seconds"] = f"{run.clock_source} [s], per optimizer step, mean over the row's steps"
     provenance["checkpoint_seconds"] = f"{run.clock_source} [s], what exceeds the usual step"
     return {"step_seconds": clocked.step_seconds, "checkpoint_seconds": clocked.checkpoint_seconds}
+
+
+def _check_scores(run: Run) -> None:
+    if len(run.evaluations.scores) > MAX_SCORES:
+        raise InputError(
+            f"the log holds {len(run.evaluations.scores)} validation scores, more than {MAX_SCORES}",
+            remedy="keep those of the validation sets that matter",
+            where=run.path,
+        )
+
+
+def _finite(values: Array) -> Array:
+    return np.where(np.isinf(values), np.nan, values)
 
 
 def _cleaned(columns: Mapping[str, Array], notes: list[str]) -> dict[str, Array]:

@@ -8,44 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
+from importlib import import_module
 
-from batchsim.logs import (
-    areal,
-    easyr1,
-    mlperf,
-    nemo_rl,
-    openrlhf,
-    prime_rl,
-    rlinf,
-    roll,
-    skyrl,
-    slime,
-    tensorboard,
-    tinker,
-    trl,
-    verl,
-    wandb,
-)
 from batchsim.logs.dialect import Dialect
 from batchsim.logs.reader import Reader
 
-READERS: tuple[Reader, ...] = (
-    tensorboard.READER,
-    wandb.READER,
-    mlperf.READER,
-    verl.READER,
-    trl.READER,
-    openrlhf.READER,
-    slime.READER,
-    nemo_rl.READER,
-    skyrl.READER,
-    areal.READER,
-    roll.READER,
-    prime_rl.READER,
-    tinker.READER,
-    easyr1.READER,
-    rlinf.READER,
+MODULES = (
+    "tensorboard",
+    "wandb",
+    "mlperf",
+    "verl",
+    "trl",
+    "openrlhf",
+    "slime",
+    "nemo_rl",
+    "skyrl",
+    "areal",
+    "roll",
+    "prime_rl",
+    "tinker",
+    "easyr1",
+    "rlinf",
 )
+"""Modules of `batchsim.logs`, each with a `READER`."""
+
+READERS: tuple[Reader, ...] = tuple(import_module(f"batchsim.logs.{name}").READER for name in MODULES)
 
 
 def reader_of(framework: str) -> Reader:

@@ -95,9 +95,10 @@ DIALECT = Dialect(
         "num_return_sequences_in_group": "group_size",
         "ppo_epochs": "epochs",
         "actor_train.training_args.learning_rate": "learning_rate",
-        "pretrain": "model",
         "async_generation_ratio": "async_generation_ratio",
-        "max_running_requests": "max_num_seqs",
+    },
+    filed={
+        "pretrain": "model",
         "response_length": "max_response_length",
         "prompt_length": "max_prompt_length",
     },

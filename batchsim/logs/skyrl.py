@@ -121,10 +121,9 @@ class _Parser:
 
     def read(self, text: str, line: int) -> Iterator[Entry]:
         process, text = without_ray(text)
-        if match := _HEADER.search(text):
-            step = step_number(match[1])
-            self._last, self._begun = "", False
-            if step is not None:
+        if not text.startswith(("{'", " '")):
+            if (match := _HEADER.search(text)) and (step := step_number(match[1])) is not None:
+                self._last, self._begun = "", False
                 yield from map(entry_of, self._blocks.header(Block(step, 0, line, process)))
             return
         block = self._blocks.open

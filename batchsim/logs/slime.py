@@ -42,11 +42,13 @@ from batchsim.logs.rows import Steps
 _LINE = re.compile(r" - (perf|rollout|step|eval) (\d{1,10}): (?=\{')")
 UPDATES = "step lines of the rollout"
 _NOT_SCORES = ("eval/step", "-truncated_ratio")
+_ROLLOUT = ("perf/", "rollout/")
 _TRAINED = ("perf/train_time", "perf/step_time", "perf/actor_train_time")
 
 
 def _check_updates(rows: Steps, notes: list[str]) -> None:
     """Take out updates whose number is not that of the other rollouts: lines are missing among them."""
+    _part_axes(rows, notes)
     counts = Counter(row[UPDATES] for row in rows.rows.values() if UPDATES in row)
     if len(counts) < 2:
         return
@@ -56,6 +58,19 @@ def _check_updates(rows: Steps, notes: list[str]) -> None:
         for name in [name for name in row if name.startswith("train/") or name == UPDATES]:
             del row[name]
     notes.append(f"{len(odd)} rollouts have another number of updates than {usual:g}; theirs were not used")
+
+
+def _part_axes(rows: Steps, notes: list[str]) -> None:
+    """Take out the updates that a tracker kept by their own number, where that is not the rollout's."""
+    alone = [step for step, row in rows.rows.items() if not any(name.startswith(_ROLLOUT) for name in row)]
+    if not alone or any(UPDATES in row for row in rows.rows.values()):
+        return
+    for step in alone:
+        del rows.rows[step]
+    for row in rows.rows.values():
+        for name in [name for name in row if name.startswith("train/")]:
+            del row[name]
+    notes.append("train/* are numbered by update and not by rollout; a tracker does not tell whose they are: not used")
 
 
 DIALECT = Dialect(
@@ -84,7 +99,7 @@ DIALECT = Dialect(
         "n-samples-per-prompt": "group_size",
         "global-batch-size": "train_batch",
         "num-steps-per-rollout": "updates_per_rollout",
-        "lr": "learning_rate",
+        "--lr": "learning_rate",
         "hf-checkpoint": "model",
         "sglang-mem-fraction-static": "memory_share",
         "rollout-num-gpus-per-engine": "tensor_parallel",
@@ -99,6 +114,8 @@ DIALECT = Dialect(
     events=(Event(name="the checkpoint", keys=("perf/save_model_time",), included=True),),
     caveat="perf/step_time holds the evaluation before it, which slime does not time",
     validation=("eval/",),
+    axis="rollout/step",
+    counts_calls=True,
     prepare=_check_updates,
     advice={
         "score": "set --eval-interval and --eval-prompt-data",

@@ -13,6 +13,9 @@ A log is a stream of bytes, handed out in blocks of whole lines, so that one of 
   passed over with a warning. Folders are not searched recursively, because checkpoints of one run
   repeat its log; a glob such as ``'runs/*/trainer_state.json'`` says what is meant.
 - One file named twice is read once: counted twice it would pass for a second seed.
+- A file that grows while it is read counts as it was when it was opened, in every pass through it.
+- What no log is like is refused by a limit that says so: a line beyond 32 MiB, gzip data that unpack to more
+  than 500 times their size (a log's do to some 20 times), a log beyond 256 GiB.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 import codecs
 import glob
 import gzip
+import io
 import itertools
 import re
 import sys
@@ -30,20 +34,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import IO, overload
+from typing import IO, TYPE_CHECKING, overload
 
 from batchsim.errors import InputError, nearest
 from batchsim.logs.config import Config
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer as Buffer
+
 MAX_BYTES = 2**38
 WHOLE_BYTES = 2**30
-LINE_BYTES = 2**27
+LINE_BYTES = 2**25
+UNPACKED_RATIO = 500
+UNPACKED_FREE = 2**26
 MAX_FILES = 10_000
+MAX_COLUMNS = 20_000
 _BLOCK = 2**18
 _HEAD = 65_536
 _SPOOL = 2**24
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _TEXT_CONTROLS = frozenset(b"\t\n\r\f\b\x1b")
+_BOMB = "unpack it elsewhere and keep only the lines with metrics and configuration"
 _TOO_LARGE = "keep only the lines with metrics and configuration, for instance with grep"
 
 
@@ -111,6 +122,7 @@ class Source:
         self.config: Config | None = None
         self.warnings: list[str] = []
         self._spool = None if Path(path).is_file() and path != "-" else _spooled(self)
+        self._size = 0 if self._spool is not None else Path(path).stat().st_size
         self._ending: tuple[int, str] | None = None
         start = b""
         for piece in self._raw():
@@ -174,7 +186,8 @@ class Source:
         Raises
         ------
         InputError
-            For a file that cannot be read to its end, a line beyond 128 MiB and a log beyond 256 GiB.
+            For a file that cannot be read to its end, a line beyond 32 MiB, a log beyond 256 GiB, and
+            gzip data that unpack to more than 500 times their size.
         """
         first, rest, held = 1, [b""], 0
         for piece in self._text():
@@ -194,6 +207,22 @@ class Source:
         """Refuse what is larger than `limit` [B]."""
         if size > limit:
             raise InputError(f"{what} is larger than {limit // 2**20} MiB", remedy=_TOO_LARGE, where=self.path)
+
+    def check_columns(self, count: int) -> None:
+        """Refuse a table with more columns than any log has."""
+        if count > MAX_COLUMNS:
+            raise InputError(
+                f"the header has {count} columns, more than {MAX_COLUMNS}",
+                remedy="export only the columns of training and validation",
+                where=self.where(1),
+            )
+
+    def _check_bomb(self, size: int, packed: int) -> None:
+        """Refuse gzip data that unpack to far more than any log does."""
+        if size > max(UNPACKED_FREE, UNPACKED_RATIO * packed):
+            raise InputError(
+                f"the gzip data unpack to more than {UNPACKED_RATIO} times their size", remedy=_BOMB, where=self.path
+            )
 
     def _end(self) -> tuple[int, str]:
         if self._ending is None:
@@ -235,7 +264,9 @@ class Source:
 
     def _file(self) -> AbstractContextManager[IO[bytes]]:
         if self._spool is None:
-            return open(self.path, "rb")
+            # Special files state no size.
+            opened = open(self.path, "rb", buffering=0)  # noqa: SIM115 (closed by whoever asks)
+            return io.BufferedReader(_FirstBytes(opened, self._size)) if self._size else opened
         self._spool.seek(0)
         return nullcontext(self._spool)
 
@@ -244,8 +275,11 @@ class Source:
         try:
             with gzip.GzipFile(fileobj=file, mode="rb") as unpacked:
                 # read1 hands over what it has; read would lose a block that the end of the file cuts.
+                size = 0
                 while part := unpacked.read1(_BLOCK):
                     some = True
+                    size += len(part)
+                    self._check_bomb(size, file.tell())
                     yield part
         except (EOFError, OSError, zlib.error) as error:
             if not some:
@@ -253,6 +287,34 @@ class Source:
             note = "the gzip data ends early or is damaged; what precedes was used"
             if note not in self.warnings:
                 self.warnings.append(note)
+
+
+class _FirstBytes(io.RawIOBase):
+    """The first bytes of a file; what is appended later is not seen."""
+
+    def __init__(self, file: io.FileIO, size: int) -> None:
+        self._file = file
+        self._size = size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readinto(self, buffer: Buffer) -> int:
+        left = max(0, self._size - self._file.tell())
+        return self._file.readinto(memoryview(buffer)[:left]) or 0
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def open_sources(paths: str | Path | Iterable[str | Path]) -> tuple[list[Source], list[str]]:

@@ -7,6 +7,7 @@ A framework says which of its keys mean which of our quantities. The same key ap
 
 - An argument of argparse has dashes on the command line and underscores in the printed namespace: one key
   with dashes stands for both.
+- A key too short to be told from other words is given with its dashes, ``--lr``, and counts with them only.
 - What stands behind a ``#`` is a comment, and a value that is still a variable (``$N``, ``${a.b}``) or
   open (``None``, ``???``) is as good as absent.
 - A configuration file only adds to what the log states. Where they differ, one of them is of another run,
@@ -26,6 +27,7 @@ from batchsim.logs.config import Config
 from batchsim.logs.rows import number
 
 LONGEST_VALUE = 500
+_END = 10
 _OPEN = ("", "None", "null", "???")
 _COMMENT = re.compile(r"(?:^|\s)#")
 
@@ -59,12 +61,13 @@ class Options:
 
     def __init__(self, keys: Mapping[str, str]) -> None:
         self.keys = keys
-        self._spelling = {spelling: key for key in keys for spelling in (key, key.replace("-", "_"))}
+        self._spelling = {spelling: key for key in keys for spelling in _spellings(key)}
 
-    @property
+    @cached_property
     def needles(self) -> tuple[bytes, ...]:
-        """What a line with an option holds."""
-        return tuple(spelling.encode() for spelling in self._spelling)
+        """What a line with an option holds: the ends of the keys, as many of them share theirs."""
+        ends = {spelling[-_END:] for spelling in self._spelling}
+        return tuple(end.encode() for end in sorted(ends) if not any(end != other and other in end for other in ends))
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -103,6 +106,15 @@ def same_value(name: str, one: str, other: str) -> bool:
     return one.lower() == other.lower()
 
 
+def _filed(config: Config, key: str) -> str | None:
+    """A file's value of a key; files have underscores where command lines have dashes."""
+    return next((value for name in (key, key.lstrip("-").replace("-", "_")) if (value := config.get(name))), None)
+
+
+def _spellings(key: str) -> tuple[str, ...]:
+    return (key,) if key.startswith("--") else (key, key.replace("-", "_"))
+
+
 def merged(
     keys: Mapping[str, str],
     logged: Mapping[str, str],
@@ -135,7 +147,7 @@ def merged(
         Where log and file contradict each other.
     """
     known = {key: value for key, value in logged.items() if key in keys and not is_open(value)}
-    filed = {key: value for key in keys if config and (value := config.get(key)) and not is_open(value)}
+    filed = {key: value for key in keys if config and (value := _filed(config, key)) and not is_open(value)}
     texts: dict[str, str] = {}
     names: dict[str, str] = {}
     for key, name in keys.items():

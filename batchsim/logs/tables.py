@@ -177,6 +177,7 @@ def _load(source: Source, columns: Mapping[str, str] | None, warnings: list[str]
     names = _header(source, columns)
     kind = _kind(names)
     assert kind is not None
+    source.check_columns(len(names))
     twice = [name for name in names if names.count(name) > 1 and (name in KNOWN or _is_score(name))]
     if twice:
         raise InputError(f"two columns mean {twice[0]}", remedy="remove or rename one", where=source.where(1))

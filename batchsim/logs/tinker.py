@@ -22,14 +22,12 @@ References: tinker_cookbook/rl/train.py and utils/trace.py of thinking-machines-
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
-from batchsim.logs.dialect import Dialect, Entry, Event, Metric
+from batchsim.logs.dialect import Dialect, Event, Metric
 from batchsim.logs.keys import Keys
-from batchsim.logs.parts import flat_numbers, json_object
-from batchsim.logs.reader import Lines, console
+from batchsim.logs.reader import Objects, console
 from batchsim.logs.recipe import Rules
-from batchsim.logs.rows import Steps, whole_or_none
+from batchsim.logs.rows import Steps
 
 _T = "time/"
 EPISODES = "env/all/total_episodes"
@@ -120,20 +118,10 @@ DIALECT = Dialect(
 )
 
 
-def _rows(text: str, line: int) -> Iterator[Entry]:
-    found = json_object(text)
-    step = None if found is None else whole_or_none(found.get("step"))
-    if found is None or step is None:
-        return
-    values = {name: value for name, value in flat_numbers(found).items() if name != "step"}
-    if values:
-        yield Entry(step, values, line)
-
-
 READER = console(
     DIALECT,
     logs="the Tinker cookbook's metrics.jsonl",
-    parser=lambda: Lines(_rows),
+    parser=Objects,
     needles={b'{"': None},
     mark=(b'": ', r'"(?:env/all/|progress/done_frac)'),
     section="model_name",

@@ -33,14 +33,14 @@ from dataclasses import replace
 import numpy as np
 
 from batchsim.errors import InputError
-from batchsim.logs.metrics import KNOWN_METRICS, Logged, framework_of, run_of
+from batchsim.logs.metrics import KNOWN_METRICS, Logged, dialect_named, framework_of, run_of
 from batchsim.logs.reader import Reader
 from batchsim.logs.record import Run
 from batchsim.logs.rows import number, whole_or_none
 from batchsim.logs.source import Source
 from batchsim.logs.tables import last_row
 
-_AXES = ("train/global_step", "training/global_step", "global_step", "_step", "Step")
+_AXES = ("train/global_step", "training/global_step", "global_step", "rollout/step", "_step", "Step")
 _CALLS = ("_step", "Step")
 _BOUNDS = ("__MIN", "__MAX")
 _TABLE = frozenset(("Name", "State"))
@@ -70,7 +70,9 @@ def read(sources: Sequence[Source]) -> list[Run]:
     found: dict[str, tuple[Source, Logged, str]] = {}
     tables: list[Source] = []
     for source in sources:
-        shape = _shape(_titles(source))
+        titles = _titles(source)
+        source.check_columns(len(titles))
+        shape = _shape(titles)
         if shape == "runs table":
             tables.append(source)
         elif shape == "panel":
@@ -88,7 +90,7 @@ def read(sources: Sequence[Source]) -> list[Run]:
 
 
 def _titles(source: Source) -> list[str]:
-    first = source.head.partition("\n")[0]
+    first = source.lines[0] if source.lines else source.tail
     try:
         return [title.strip() for title in next(csv.reader([first]), [])]
     except csv.Error:
@@ -212,7 +214,9 @@ def _history(source: Source) -> tuple[Logged, str]:
     names = _metrics("history", titles)
     if framework_of(names) is None:
         raise _useless(source, "history export", names, 1, _lacking(clock=True))
-    axis = next(name for name in _AXES if name in titles)
+    dialect = dialect_named(framework_of(names))
+    preferred = (dialect.axis,) if dialect is not None and dialect.axis else ()
+    axis = next(name for name in (*preferred, *_AXES) if name in titles)
     clock = next(name for name in _CLOCKS if name in titles)
     logged = Logged(clock_source=f"W&B's {clock}", warnings=_notes(source))
     skipped = 0
@@ -292,10 +296,13 @@ def _run(name: str, source: Source, logged: Logged, axis: str) -> Run:
     if framework_of(logged.names) is None:
         names = list(logged.names)
         raise _useless(source, f"export of run {name}", names, 1, _lacking(clock=bool(logged.clock)))
-    if axis in _CALLS and framework_of(logged.names) == "trl":
+    trainer = framework_of(logged.names)
+    dialect = dialect_named(trainer)
+    if axis in _CALLS and (trainer == "trl" or (dialect is not None and dialect.counts_calls)):
+        title, needed = ("TRL", "train/global_step") if dialect is None else (dialect.title, dialect.axis)
         raise InputError(
-            f"{axis} counts W&B's log calls, not TRL's optimizer steps, and train/global_step is missing",
-            remedy="set the panel's x axis to train/global_step, or export the history with it",
+            f"{axis} counts W&B's log calls, not {title}'s steps, and {needed} is missing",
+            remedy=f"set the panel's x axis to {needed}, or export the history with it",
             where=source.path,
         )
     run = run_of(source, logged, framework="wandb", name=name)

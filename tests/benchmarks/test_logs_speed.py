@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -44,6 +45,25 @@ def build(path: Path, shared: Path, size: int) -> int:
     return step
 
 
+def build_openrlhf(path: Path, size: int) -> int:
+    """Write an OpenRLHF console of about `size` bytes, steps a tenth of them, and return their number."""
+    names = ["actor_grad_norm", "actor_lr", "reward", "response_length", "total_length", "kl", "policy_loss", "return"]
+    names += [f"timing/{phase}" for phase in ("generation", "make_experience", "ppo_train", "broadcast", "step_total")]
+    names += [f"rollout/metric_{number}" for number in range(20)]
+    row = ", ".join(f"'{name}': 0.{number:02d}23456789012345" for number, name in enumerate(names))
+    noise = (
+        b"(RolloutActor pid=7) INFO 08-01 10:01:41 engine.py:310] generation throughput: 2011.3 tokens/s, 256 reqs\n"
+    )
+    between = round(len(row) * (1 - STEP_SHARE) / STEP_SHARE / len(noise))
+    step = 0
+    with path.open("wb") as file:
+        while file.tell() < size:
+            step += 1
+            file.write(noise * between)
+            file.write(f"2026-08-01 10:01:41 INFO ✨ Global step {step}: {{{row}}}\n".encode())
+    return step
+
+
 def lines_of(path: Path) -> None:
     with path.open("rb") as file:
         for _ in file:
@@ -63,6 +83,25 @@ def test_verl_console(benchmark: BenchmarkFixture, shared: Path, tmp_path: Path)
     assert node.sizes["rollout_step"] == steps
     bare = statistics.median(seconds(lambda: lines_of(path)) for _ in range(5))
     benchmark.pedantic(read_logs, args=(path,), rounds=5)  # type: ignore[no-untyped-call]
+    assert benchmark.stats is not None
+    median = float(benchmark.stats.stats.median)
+    benchmark.extra_info.update(
+        baseline="for line in open(path, 'rb')",
+        baseline_seconds=bare,
+        ratio=median / bare,
+        megabytes_per_second=path.stat().st_size / median / 1e6,
+        target_megabytes_per_second=100,
+    )
+
+
+def test_openrlhf_console(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    steps = build_openrlhf(path, 20_000_000)
+    given: dict[str, Any] = {"prompts": 8, "group_size": 8, "updates_per_rollout": 1}
+    (node,) = read_logs(path, **given).children.values()
+    assert node.sizes["rollout_step"] == steps
+    bare = statistics.median(seconds(lambda: lines_of(path)) for _ in range(5))
+    benchmark.pedantic(read_logs, args=(path,), kwargs=given, rounds=5)  # type: ignore[no-untyped-call]
     assert benchmark.stats is not None
     median = float(benchmark.stats.stats.median)
     benchmark.extra_info.update(

@@ -31,7 +31,7 @@ import numpy as np
 
 from batchsim.errors import InputError
 from batchsim.logs.parts import without_colours
-from batchsim.logs.reader import Reader
+from batchsim.logs.reader import MAX_NAMES, Reader
 from batchsim.logs.record import Evaluations, Run
 from batchsim.logs.source import Source, matching_lines
 from batchsim.logs.stated import is_open
@@ -238,6 +238,12 @@ class _Reader:
     def add(self, step: int, row: Row, *, where: str) -> None:
         """Add a step line to the run that it belongs to."""
         layout = row.layout
+        if len(layout.keys) > MAX_NAMES:
+            raise InputError(
+                f"{where}: the row holds more than {MAX_NAMES} metrics",
+                remedy="keep only the metrics of training and validation",
+                where=self.path,
+            )
         train = self.layouts.training(row)
         segment = self._segment_of(step, {} if layout.validation_only else train, where)
         segment.layouts[layout] += 1
