@@ -106,6 +106,56 @@ SPLIT = Candidate(
             PAPER,
             ["--rollout-batch-size 512 --n-samples-per-prompt 8 --global-batch-size 4096 --lr 2e-6"],
         ),
+        (
+            "skyrl",
+            SPLIT,
+            [
+                "trainer.train_batch_size=1024 generator.n_samples_per_prompt=5 trainer.policy_mini_batch_size=256 "
+                "trainer.update_epochs_per_batch=2 trainer.policy.optimizer_config.lr=2.83e-6"
+            ],
+        ),
+        (
+            "areal",
+            PAPER,
+            [
+                "train_dataset.batch_size=512 gconfig.n_samples=8 actor.ppo_n_minibatches=1 actor.optimizer.lr=2e-6",
+            ],
+        ),
+        (
+            "easyr1",
+            PAPER,
+            [
+                "data.rollout_batch_size=512 worker.rollout.n=8 worker.actor.global_batch_size=512 "
+                "worker.actor.optim.lr=2e-6"
+            ],
+        ),
+        (
+            "tinker",
+            SPLIT,
+            [
+                "groups_per_batch=1024 group_size=5 num_substeps=8 learning_rate=2.83e-6",
+                "# 2 epochs per rollout step: the Tinker cookbook has no key for them",
+            ],
+        ),
+        (
+            "prime_rl",
+            PAPER,
+            ["--orchestrator.group-size 8 --orchestrator.batch-size 4096 --trainer.optim.lr 2e-6"],
+        ),
+        (
+            "rlinf",
+            PAPER,
+            ["data.rollout_batch_size=512 algorithm.group_size=8 algorithm.n_minibatches=1 actor.optim.lr=2e-6"],
+        ),
+        (
+            "roll",
+            PAPER,
+            [
+                "rollout_batch_size=512 num_return_sequences_in_group=8 actor_train.training_args.learning_rate=2e-6",
+                "# the updates per step follow from per_device_train_batch_size x gradient_accumulation_steps x data "
+                "parallel size: let it be 4096 responses",
+            ],
+        ),
         ("", PAPER, ["[recipe]", "prompts = 512", "group_size = 8", "learning_rate = 2e-6"]),
         (
             "tables",
