@@ -153,6 +153,17 @@ class TestGeneration:
         few, many = generation_table(g, rollout_batch=[8, 2048], gpus=1, draws=1)["gen_limit"].values
         assert few in ("bandwidth", "overhead")
         assert many == "KV memory"
+        # All are admitted at once, and sent back as their contexts grow: no tail, and every response adds its time.
+        crowded = Generation(
+            deployment=d,
+            room=room,
+            lengths=Lengths(prompt_mean=200, response_mean=6000),
+            group_size=8,
+            max_num_seqs=1024,
+        )
+        ds = generation_table(crowded, rollout_batch=[1024], gpus=1, draws=1)
+        assert ds["gen_limit"].values.tolist() == ["KV memory"]
+        assert np.all(ds["drain_share"].values < 0.5)
         tail = Generation(
             deployment=d, room=room, lengths=Lengths(response_mean=500, response_spread=1.5), group_size=8
         )

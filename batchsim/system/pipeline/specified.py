@@ -201,8 +201,15 @@ def generation_table(
 def _most_prompts(g: Generation, replicas: int, mode: str) -> int:
     """Groups of the largest simulated step: a simulation of SIMULATED_MAX responses, or twice what runs at a time."""
     steps = _launched(g, 1000, mode) / 1000
-    responses = max(SIMULATED_MAX / steps, 2 * replicas * g.max_num_seqs)
+    responses = max(SIMULATED_MAX / steps, 2 * replicas * _at_a_time(g))
     return max(2, int(responses // g.group_size))
+
+
+def _at_a_time(g: Generation) -> int:
+    """Sequences that run at the same time on a replica, as far as the cache has room for their mean context."""
+    if g.room is None:
+        return g.max_num_seqs
+    return min(g.max_num_seqs, max(1, math.ceil(g.room.concurrency_max(g.lengths.context_in_flight or 1.0))))
 
 
 def _groups(responses: int, group_size: int) -> int:
@@ -272,7 +279,7 @@ def _collected(
             prompts=min(groups, math.ceil(prompts / g.kept_share)) if g.gen_ratio > 1 else None,
             **engine,
         )
-        drain = _drain(ds)
+        drain = _drain(g, ds)
         return _Collected(float(ds["gen_time"]), drain, _limit(g, ds, replicas, drain))
     ds = pipelined_rollout(
         law=law,
@@ -304,16 +311,27 @@ def _engine(g: Generation, replicas: int) -> dict[str, Any]:
     }
 
 
-def _waited(ds: xr.Dataset) -> float:
-    """Share of the time at which the last response was admitted [1]."""
+def _preempted(g: Generation, ds: xr.Dataset) -> NDArray[np.bool_]:
+    """Times from which on responses wait that the cache has sent back; none where an environment holds some."""
+    if ds.attrs["mode"] != "sync" or ds["preemptions_total"] == 0 or g.lengths.turns > 1:
+        return np.zeros(ds["time"].size - 1, dtype=np.bool_)
+    time, finish = ds["time"].values[:-1], ds["finish_time"].values
+    unfinished = finish.size - np.searchsorted(np.sort(finish[np.isfinite(finish)]), time, side="right")
+    return np.asarray(unfinished > ds["running"].values[:-1])
+
+
+def _waited(g: Generation, ds: xr.Dataset) -> float:
+    """Share of the time at which the last response was admitted, also for the second time [1]."""
     start = ds["start_time"].values
     end = float(ds["gen_time"])
-    return float(np.max(start[np.isfinite(start)], initial=0.0) / end) if end > 0 else 0.0
+    last = float(np.max(start[np.isfinite(start)], initial=0.0))
+    again = ds["time"].values[1:][_preempted(g, ds)]
+    return max(last, float(np.max(again, initial=0.0))) / end if end > 0 else 0.0
 
 
-def _drain(ds: xr.Dataset) -> float:
+def _drain(g: Generation, ds: xr.Dataset) -> float:
     """Share of the time in which the batch only shrinks [1]."""
-    admitted = _waited(ds)
+    admitted = _waited(g, ds)
     return 1 - admitted if admitted > WAITS else float(ds["tail_share"])
 
 
@@ -328,6 +346,8 @@ def _limit(g: Generation, ds: xr.Dataset, replicas: int, drain: float) -> str:
     full = float(np.sum(spans[running[:-1] >= 0.98 * g.max_num_seqs * replicas]) / busy) if busy > 0 else 0.0
     if full > 0.5:
         return "max_num_seqs"
+    if busy > 0 and np.sum(spans[_preempted(g, ds)]) / busy > 0.5:
+        return "KV memory"
     context = g.lengths.context_in_flight or 1.0
     if g.room is not None and mean >= 0.85 * float(g.room.concurrency_max(context)):
         return "KV memory"
