@@ -247,6 +247,13 @@ class TestSplit:
         )
         assert float(more["throughput"].max()) >= float(few["throughput"].max()) * (1 - 1e-9)
 
+    def test_experts_need_their_gpus(self) -> None:
+        d = deploy(find_model("Qwen3-30B-A3B"), find_gpu("H200"), expert_parallel=4)
+        g = generation(deployment=d)
+        with pytest.raises(InputError, match=r"experts over 4 GPUs, and 2 generate"):
+            generation_table(g, rollout_batch=[16], gpus=2)
+        assert best_split(g, gpus=6, rollout_batch=64, train_time=train)["split"].values.tolist() == [4, 5]
+
     def test_too_few_gpus(self) -> None:
         with pytest.raises(InputError, match=r"1 GPUs cannot be divided into replicas of 1 and trainers of 1"):
             best_split(generation(), gpus=1, rollout_batch=64, train_time=train)

@@ -101,6 +101,12 @@ class Generation:
         """GPUs that one replica needs."""
         return 1 if self.deployment is None else self.deployment.tensor_parallel
 
+    @property
+    def gpus_least(self) -> int:
+        """Fewest GPUs that generate: those of a replica, or those that share the experts."""
+        experts = 1 if self.deployment is None else self.deployment.expert_parallel
+        return max(self.gpus_per_replica, experts)
+
     def decode_law(self) -> DecodeLaw:
         """The stated law, or the roofline's up to `max_num_seqs`."""
         if self.law is not None:
@@ -115,8 +121,13 @@ class Generation:
         Raises
         ------
         InputError
-            If they hold none.
+            If they hold none, or fewer than share the experts.
         """
+        if self.gpus_per_replica <= gpus < self.gpus_least:
+            raise InputError(
+                f"experts over {self.gpus_least} GPUs, and {gpus} generate",
+                remedy="lower expert_parallel or raise the GPUs that generate",
+            )
         found = gpus // self.gpus_per_replica
         if found < 1:
             raise InputError(
@@ -447,11 +458,12 @@ def best_split(
         If no split gives both sides a GPU, or none holds what is trained.
     """
     unit = generation.gpus_per_replica
-    splits = [n for n in range(unit, gpus, unit) if (gpus - n) // train_step * train_step >= train_step]
+    fits = (n for n in range(unit, gpus, unit) if n >= generation.gpus_least)
+    splits = [n for n in fits if (gpus - n) // train_step * train_step >= train_step]
     if not splits:
         raise InputError(
             f"{gpus} GPUs cannot be divided into replicas of {unit} and trainers of {train_step}",
-            remedy=f"use at least {unit + train_step}, or let all GPUs do both (mode sync)",
+            remedy=f"use at least {generation.gpus_least + train_step}, or let all GPUs do both (mode sync)",
         )
     if len(splits) > most:
         splits = [splits[i] for i in np.unique(np.linspace(0, len(splits) - 1, most).round().astype(int))]
