@@ -98,6 +98,10 @@ VARIABLES: dict[str, Variable] = {
     "progress": _variable("u", "responses", "progress in responses that the reference recipe would have used"),
     "constant_batch": _variable("", "responses", "batch of the least time if it must not change along the run"),
     "schedule_gain": _variable("", "1", "time of the best constant batch over that of the best schedule"),
+    "curvature_noise_scale": _variable("", "responses", "noise scale weighted by curvature, tr(H Sigma)/(G' H G)"),
+    "loss_floor": _variable("", "1", "expected loss after infinitely many updates"),
+    "training_outcome": _variable("", "1", "whether the target loss is reached, or why not"),
+    "regime": _variable("", "1", "how updates fall with the batch"),
     # -- the system side --------------------------------------------------------------------------
     "step_time": _variable("t_step", "s", "time of a rollout step, without evaluation and checkpoints"),
     "step_time_law": _variable("", "s", "time of a rollout step under the affine law, without a plateau"),

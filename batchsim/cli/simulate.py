@@ -1,4 +1,4 @@
-"""`batchsim simulate`: worlds run forward. So far `rollout`, the generation phase of a training step."""
+"""`batchsim simulate`: worlds run forward: `rollout`, the generation of a step, and `quadratic`, which learns."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchsim.cli import options as opt
+from batchsim.cli.simulate_quadratic import quadratic
 from batchsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from batchsim.specs.lengths import Lengths
     from batchsim.system.decode_law import DecodeLaw
 
-app = typer.Typer(help="Simulate a rollout event by event.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Simulate a rollout, or a world that learns.", no_args_is_help=True, rich_markup_mode=None)
 
 SHOWN = {
     "sync": (
@@ -56,7 +57,10 @@ MARGIN = 4
 
 @app.callback()
 def _simulate() -> None:
-    """Simulate a rollout event by event."""
+    """Simulate a rollout, or a world that learns."""
+
+
+app.command()(quadratic)
 
 
 @app.command()

@@ -1,0 +1,29 @@
+r"""Worlds where learning is real and the truth is known.
+
+A law of sample cost that was fitted to runs can only be judged against runs whose noise scale, best rate and updates
+to the target are known without error. Logs never are. A world states its own gradient noise, trains with a real
+optimizer, and says exactly (or by a seeded simulation, with its standard error) what a batch costs:
+
+* `quadratic`: the noisy quadratic model, expected losses by exact second-moment recursions.
+
+Worlds know nothing of `sample_cost`: what they show is not put into them.
+
+References
+----------
+.. [1] Zhang et al. 2019, "Which Algorithmic Choices Matter at Which Batch Sizes?", arXiv:1907.04164.
+"""
+
+from __future__ import annotations
+
+from batchsim.learning.worlds.quadratic import Moments as Moments
+from batchsim.learning.worlds.quadratic import Optimizer as Optimizer
+from batchsim.learning.worlds.quadratic import Quadratic as Quadratic
+from batchsim.learning.worlds.quadratic import expected_loss as expected_loss
+from batchsim.learning.worlds.quadratic import loss_floor as loss_floor
+from batchsim.learning.worlds.quadratic import moments as moments
+from batchsim.learning.worlds.quadratic import power_law as power_law
+from batchsim.learning.worlds.quadratic import stable_rate as stable_rate
+from batchsim.learning.worlds.quadratic import updates_to_target as updates_to_target
+from batchsim.learning.worlds.scaling import regimes as regimes
+from batchsim.learning.worlds.scaling import scaling_curve as scaling_curve
+from batchsim.learning.worlds.scaling import tuned_rate as tuned_rate
