@@ -29,7 +29,8 @@ from scipy.special import ndtri
 
 from batchsim.calibrate import Calibration, calibrate, law_error
 from batchsim.calibrate.limits import binding_limits, critical_gen_batches, critical_gen_limit
-from batchsim.calibrate.specified import SPECIFIED, ridge_batches, specified, what_if
+from batchsim.calibrate.specified import SPECIFIED, specified
+from batchsim.calibrate.what_if import ridge_batches, what_if
 from batchsim.criterion import cost, gpu_hours, verdict
 from batchsim.errors import InputError
 from batchsim.learning.lr_rule import LRRule, rule_name
@@ -100,7 +101,7 @@ def predict(
         Over (draw, train_batch). Attributes: reference_batch, group_size, lr_rule, level, seed, target, metric,
         effective_range, star, next_run, at_least, sources, noise_scale_records, summary, measured (of
         `measure`, or None), calibrated_on, gpus, price, critical_gen_limit, what_if (see
-        `calibrate.specified.what_if`), ridge_batch (of `calibrate.specified.ridge_batches`, or None), warnings.
+        `calibrate.what_if.what_if`), ridge_batch (of `calibrate.what_if.ridge_batches`, or None), warnings.
 
     Raises
     ------

@@ -3,19 +3,19 @@ r"""The system side from specifications alone: model, GPU, engine and lengths in
 The stage times are curves over the rollout batch: generation simulated over the roofline's decode law, training
 modelled from FLOPs and bytes. What they are wrong by is what the validations found on data that no constant saw:
 
-    t_gen   = f f_g (R/R_m)^e t_gen(R)     log f_g normal with the quantiles of `validate serving`, e with its slopes
-    t_train = f f_t t_train(R)             log f_t normal with the quantiles of `validate training`
-    f                                      what a framework takes beyond both, of `validate rl-steps`
+    t_gen   = f_p f_g (R/R_m)^e t_gen(R)   log f_g normal with the quantiles of `validate serving`, e with its slopes
+    t_train = f_p f_t t_train(R)           log f_t normal with the quantiles of `validate training`
+    o       = (f_p + f_o) sync + f_o t(R_0)
 
-so that throughput ratios carry the error of the curves' shape (e) and of the balance between the stages (f_g/f_t),
-and absolute times both.
+f = f_p + f_o is what a framework's step takes over its stages (`validate rl-steps`), divided between what grows with a
+step and what every step costs alike. Throughput ratios so carry the error of the curves' shape (e), of the balance
+between the stages (f_g/f_t) and of that division, and absolute times all of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,11 +32,15 @@ from batchsim.specs.huggingface import quantised
 from batchsim.specs.models import find_model
 from batchsim.specs.recipe import Recipe
 from batchsim.system.memory import cache_room
-from batchsim.system.pipeline import PROGRESS
-from batchsim.system.pipeline.frameworks import FRAMEWORK_FACTOR, framework_factor, framework_sync_seconds
-from batchsim.system.pipeline.specified import Generation, TrainTime, best_split, compose, generation_table
+from batchsim.system.pipeline import PROGRESS, rollout_step_time
+from batchsim.system.pipeline.frameworks import (
+    FRAMEWORK_FACTOR,
+    FRAMEWORK_SPREAD,
+    framework_extra,
+    framework_sync_seconds,
+)
+from batchsim.system.pipeline.specified import Generation, TrainTime, compose, generation_table
 from batchsim.system.rollout import draw
-from batchsim.system.roofline import ridge
 from batchsim.system.roofline.deployment import deploy
 from batchsim.system.roofline.efficiency import model_error, slope_error
 from batchsim.system.training import Trainer, make_trainer, train_time_of, training_error
@@ -48,8 +52,6 @@ SPECIFIED = "specifications"
 DOUBLINGS = range(-3, 8)
 NETWORK = 50e9
 """Between nodes [B/s] per GPU and direction where the plan does not say: 400 Gb/s, as in NVIDIA's DGX H100 and B200."""
-SPLITS = 16
-"""Divisions of the GPUs that are tried."""
 Z80 = 1.2816
 """Standard deviations between the median of a normal and its 90 % quantile."""
 
@@ -215,12 +217,13 @@ def specified_stages(
     table = tables[len(tables) // 2]
     batches = table["rollout_batch"].values.astype(np.float64)
     generated = np.array([t["gen_time"].values for t in tables])
-    beyond = framework_factor(draws, rng)
+    proportional, fixed = framework_extra(draws, rng)
+    # A tilt of one standard error per e-fold of the batch is what its draws leave open, at most.
+    tilt = math.hypot(slope_error(_engine(system)), max(t.attrs["log_error"] for t in tables))
     stages: dict[str, Any] = {
         "gen_curve": (batches, generated if grows else generated[0]),
-        "gen_factor": beyond * lognormal(_generation_error(system), draws, rng),
-        "gen_tilt": slope_error(_engine(system)) * rng.standard_normal(draws),
-        "overhead_time": float(system.plan.engine.overhead_time),
+        "gen_factor": lognormal(generation_error(system), draws, rng),
+        "gen_tilt": tilt * rng.standard_normal(draws),
         "mode": system.mode,
         "gen_limits": tuple(table["gen_limit"].values.tolist()),
         # Within the curve; here for what counts generated responses.
@@ -233,8 +236,8 @@ def specified_stages(
         "its error is that of `batchsim validate serving` on GPUs left out"
     )
     warnings.append(
-        f"a framework's step is taken to last {FRAMEWORK_FACTOR} times its stages, as in published runs: "
-        "`batchsim validate rl-steps`; all batches share the factor, r_q does not depend on it"
+        f"a framework's step is taken to last {FRAMEWORK_FACTOR} times its modelled stages, as in published runs "
+        "(`batchsim validate rl-steps`); how much of that every step costs alike is not known: between none and all"
     )
     if system.generation.room is None:
         warnings.append(
@@ -246,7 +249,7 @@ def specified_stages(
         warnings.append(
             f"training is modelled from specifications ({source}); `batchsim validate training` has its error"
         )
-        stages["train_factor"] = beyond * lognormal(training_error(), draws, rng)
+        stages["train_factor"] = lognormal(training_error(), draws, rng)
     trainable = trainable_batches(systems[-1], batches)
     if trainable.size < batches.size:
         warnings.append(
@@ -255,6 +258,7 @@ def specified_stages(
         )
     trained = np.array([training_seconds(s)[0](trainable, system.training_gpus) for s in systems])
     stages["train_curve"] = (trainable, trained if grows else trained[0])
+    _add_framework(stages, system, proportional, fixed, modelled=bool(source), rng=rng)
     if grows:
         warnings.append(
             f"the mean response is taken to go to {system.plan.lengths.response_growth:g} times its start, linearly in "
@@ -263,12 +267,33 @@ def specified_stages(
     return stages
 
 
+def _add_framework(
+    stages: dict[str, Any],
+    system: Specified,
+    proportional: Array,
+    fixed: Array,
+    *,
+    modelled: bool,
+    rng: np.random.Generator,
+) -> None:
+    """What a framework takes beyond modelled stages; a stated training law and a stated overhead hold as they are."""
+    reference = float(system.recipe.rollout_batch)
+    names = ["gen_curve", "gen_factor", "gen_tilt"] + ["train_curve", "train_factor", "mode"] * modelled
+    alone = rollout_step_time(reference, **{name: stages[name] for name in names})
+    if modelled:
+        stages["train_factor"] = proportional * stages["train_factor"]
+    stages["gen_factor"] = proportional * stages["gen_factor"]
+    spread = np.exp(math.log(FRAMEWORK_SPREAD) * rng.standard_normal(fixed.size))
+    copied = synchronisation(system, system.training_gpus) * spread
+    stages["overhead_time"] = system.plan.engine.overhead_time + (proportional + fixed) * copied + fixed * alone
+
+
 def _engine(system: Specified) -> str:
     deployment = system.generation.deployment
     return "vllm" if deployment is None else deployment.engine.engine
 
 
-def _generation_error(system: Specified) -> tuple[float, float]:
+def generation_error(system: Specified) -> tuple[float, float]:
     """10 % and 90 % quantiles of measured over predicted generation."""
     deployment = system.generation.deployment
     fitted = deployment is not None and deployment.efficiency.source == "kernel tables"
@@ -352,10 +377,7 @@ def training_seconds(system: Specified) -> tuple[TrainTime, str]:
         critic=_trainer(system, "value") if plan.trainer.critic else None,
     )
 
-    def seconds(batches: Array, gpus: int) -> Array:
-        return passes(batches, gpus) + synchronisation(system, gpus)
-
-    return seconds, trainer.efficiency.source
+    return passes, trainer.efficiency.source
 
 
 def _trainer(system: Specified, loss: str) -> Trainer:
@@ -398,9 +420,12 @@ def sequence_length(plan: Plan, *, seed: int) -> tuple[float, float]:
 
 
 def synchronisation(system: Specified, training_gpus: int) -> float:
-    """Seconds for new weights to reach the engine, as frameworks do it; adapters alone where those are trained."""
-    served = system.generation.deployment
-    if served is None:
+    """Seconds for new weights to reach the engine, as frameworks do it; adapters alone where those are trained.
+
+    None where the plan states the training law: `overhead_time` is then what the plan says of it.
+    """
+    served, engine = system.generation.deployment, system.plan.engine
+    if served is None or engine.train_time_per_response or engine.train_time_intercept:
         return 0.0
     size = weight_bytes(served.architecture)
     if system.plan.trainer.lora_rank is not None:
@@ -462,103 +487,5 @@ def composed_stages(plan: Plan, recipe: Recipe, *, seed: int = 0) -> xr.Dataset:
     table = stage_table(system, seed=seed, batches=batches.astype(int).tolist())
     seconds, _ = training_seconds(system)
     trained = seconds(batches, system.training_gpus)
-    return compose(table, train_time=trained, overhead_time=plan.engine.overhead_time, split=system.is_split)
-
-
-def ridge_batches(system: Specified) -> dict[str, float | None]:
-    """Sequences of a replica at which its products turn compute-bound, of dense layers and of experts.
-
-    Parameters
-    ----------
-    system : Specified
-
-    Returns
-    -------
-    dict
-        `dense` and `experts` [sequences], None where there is no such part.
-    """
-    if system.generation.deployment is None:
-        return {"dense": None, "experts": None}
-    found = ridge(system.generation.deployment)
-    pairs = zip(found["part"].values, found["ridge_batch"].values, strict=True)
-    return {str(part): float(n) if np.isfinite(n) else None for part, n in pairs}
-
-
-def what_if(system: Specified, rollout_batch: int, *, seed: int = 0) -> list[dict[str, Any]]:
-    """What other GPUs and another division of them would change at one batch, at the middle of the model's errors.
-
-    Where responses grow, halfway to the target.
-
-    Parameters
-    ----------
-    system : Specified
-    rollout_batch : int [responses]
-    seed : int
-        Of the lengths, common to all.
-
-    Returns
-    -------
-    list of dict
-        `change` in words, `mode`, `generation_gpus`, `training_gpus`, `throughput` [responses/s] and its
-        `throughput_ratio` to the plan's own, first of all the plan itself. A change that does not fit is left out.
-    """
-    system = system_at(system, 0.5)
-    modelled, source = training_seconds(system)
-    # Times in units of the generation's own middle error, which leaves what is simulated as it is.
-    unit = FRAMEWORK_FACTOR * math.sqrt(math.prod(_generation_error(system)))
-    factor = FRAMEWORK_FACTOR * math.sqrt(math.prod(training_error())) if source else 1.0
-    overhead = system.plan.engine.overhead_time / unit
-
-    def seconds(batches: Array, gpus: int) -> Array:
-        return modelled(batches, gpus) * factor / unit
-
-    def middle(generating: int, training: int) -> float:
-        table = generation_table(
-            system.generation, rollout_batch=[rollout_batch], gpus=generating, mode=system.mode, draws=2, seed=seed
-        )
-        trained = seconds(np.array([float(rollout_batch)]), training)
-        return float(compose(table, train_time=trained, overhead_time=overhead)["throughput"].values[0])
-
-    try:
-        own = middle(system.generation_gpus, system.training_gpus)
-    except InputError:
-        # A batch too small for the GPUs that train.
-        return []
-    rows = [("the plan", system.mode, system.generation_gpus, system.training_gpus, own)]
-    twice = 2 * system.generation_gpus, 2 * system.training_gpus
-    with suppress(InputError):
-        rows.append(("twice the GPUs", system.mode, *twice, middle(*twice)))
-    apart = system.mode == "async"
-    every = system.generation_gpus + (system.training_gpus if system.is_split else 0)
-    try:
-        split = best_split(
-            system.generation,
-            gpus=every,
-            rollout_batch=rollout_batch,
-            train_time=seconds,
-            overhead_time=overhead,
-            train_step=_rank(system),
-            most=SPLITS,
-            seed=seed,
-        )
-        best = split.sel(split=split.attrs["best"])
-        name = "the best split" if apart else "asynchronous generation on the best split"
-        rows.append((name, "async", split.attrs["best"], int(best["training_gpus"]), float(best["throughput"])))
-    except InputError:
-        pass
-    return [
-        {
-            "change": change,
-            "mode": mode,
-            "generation_gpus": int(generating),
-            "training_gpus": int(training),
-            "throughput": q / unit,
-            "throughput_ratio": q / own,
-        }
-        for change, mode, generating, training, q in rows
-    ]
-
-
-def _rank(system: Specified) -> int:
-    t = system.plan.trainer
-    return t.tensor_parallel * t.pipeline_parallel * t.context_parallel
+    overhead = plan.engine.overhead_time + synchronisation(system, system.training_gpus)
+    return compose(table, train_time=trained, overhead_time=overhead, split=system.is_split)

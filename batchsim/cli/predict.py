@@ -76,20 +76,22 @@ def predict(
     opt.check_plot(plot)
     opt.check_plot(stages)
     known, runs = _inputs(list(logs or []), example, plan, given)
-    ds = predict_batches(
-        known,
-        runs=runs,
-        target=target,
-        metric=metric,
-        pilot_batches=opt.numbers(pilot, "--pilot"),
-        batches=opt.numbers(batches, "--batches"),
-        lr_rule=lr_rule,
-        gpus=gpus,
-        price=price,
-        level=level,
-        draws=draws,
-        seed=seed,
-    )
+    pilots, candidates = opt.numbers(pilot, "--pilot"), opt.numbers(batches, "--batches")
+    with opt.stages("predict"):
+        ds = predict_batches(
+            known,
+            runs=runs,
+            target=target,
+            metric=metric,
+            pilot_batches=pilots,
+            batches=candidates,
+            lr_rule=lr_rule,
+            gpus=gpus,
+            price=price,
+            level=level,
+            draws=draws,
+            seed=seed,
+        )
     published = _published(example, ds.attrs["lr_rule"])
     compared = compare(ds, published)
     if plot is not None:

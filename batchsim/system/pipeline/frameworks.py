@@ -10,8 +10,9 @@ within a factor of 4 (`data/measured/weight_sync.csv`; a test compares).
 
 A printed step of NeMo-RL takes 1.5 times what its stages are predicted to take, every one of 18 longer than predicted:
 sleep and wake of the engine, data between processes, rewards, losses of what the stage models leave out. How much of it
-is which, the tables do not say. The factor is common to all batches, so it moves times and leaves r_q as it is;
-`batchsim validate rl-steps` scores it on models that it did not see, and a test compares.
+is which, the tables do not say, nor how much of it every step costs alike whatever its batch: that share is drawn
+between none and all (`framework_extra`), which is in the interval of every r_q. `batchsim validate rl-steps` scores the
+factor on models that it did not see, and a test compares.
 
 References
 ----------
@@ -53,6 +54,24 @@ def framework_factor(draws: int, rng: np.random.Generator) -> NDArray[np.float64
     """
     spread = math.log(FRAMEWORK_FACTOR_SPREAD) * rng.standard_normal(draws)
     return np.asarray(FRAMEWORK_FACTOR * np.exp(spread))
+
+
+def framework_extra(draws: int, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Draws of the factor, divided into what grows with the stages and what every step costs alike.
+
+    Parameters
+    ----------
+    draws : int
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    proportional, fixed : ndarray, (draws,) [1]
+        Of the stages of each batch, and of those of the reference; their sum is the factor at the reference.
+    """
+    factor = framework_factor(draws, rng)
+    fixed = rng.random(draws) * np.maximum(factor - 1, 0.0)
+    return factor - fixed, fixed
 
 
 def framework_sync_seconds(weight_bytes: float, *, training_gpus: int) -> float:

@@ -50,6 +50,8 @@ TrainTime = Callable[[Array, int], Array]
 STEP_MODES = ("sync", "partial", "async")
 SIMULATED_MAX = 65_536
 """Responses of the largest simulation, unless more run at the same time."""
+WELL_DRAWN, MORE_DRAWS = 16_384, 16
+"""Responses of a synchronous step from which on the least number of draws is enough, and the most times that number."""
 TURNOVERS = 3
 """Times that what is in flight is replaced before a steady state is measured, and while it is."""
 BLOCK = 16
@@ -161,7 +163,7 @@ def generation_table(
     sync_seconds : float [s]
         Pause of a replica that takes over new weights, in the modes that go on under them.
     draws : int
-        Of lengths, common to all batches.
+        Of lengths, common to all batches; smaller ones get up to `MORE_DRAWS` times as many.
     seed : int
     progress : callable
         Takes the simulations done and those to do.
@@ -169,7 +171,8 @@ def generation_table(
     Returns
     -------
     xarray.Dataset
-        Over rollout_batch: gen_time [s], drain_share [1], gen_limit.
+        Over rollout_batch: gen_time [s], drain_share [1], gen_limit. `attrs["log_error"]` is the largest standard
+        error of log gen_time [1].
 
     Raises
     ------
@@ -182,17 +185,18 @@ def generation_table(
     law, replicas = generation.decode_law(), generation.replicas(gpus)
     most = _most_prompts(generation, replicas, mode)
     run = sorted({min(p, most) for p in sizes})
-    times, drains = np.empty((draws, len(run))), np.empty((draws, len(run)))
-    limits: list[str] = []
-    for i in range(draws):
-        drawn, kept = _drawn(generation, run[-1], mode, np.random.SeedSequence([seed, i]))
-        for j, prompts in enumerate(run):
-            one = _collected(generation, law, prompts, replicas, mode, sync_seconds, drawn, kept)
-            times[i, j], drains[i, j] = one.seconds, one.drain
-            if i == 0:
-                limits.append(one.limit)
-            progress(i * len(run) + j + 1, draws * len(run))
-    mean, drain = times.mean(axis=0), drains.mean(axis=0)
+    number = [_draws_of(p * generation.group_size, draws, mode) for p in run]
+    found: list[list[_Collected]] = [[] for _ in run]
+    for i in range(max(number)):
+        left = [j for j, n in enumerate(number) if n > i]
+        drawn, kept = _drawn(generation, run[left[-1]], mode, np.random.SeedSequence([seed, i]))
+        for j in left:
+            found[j].append(_collected(generation, law, run[j], replicas, mode, sync_seconds, drawn, kept))
+            progress(sum(len(f) for f in found), sum(number))
+    times = [np.array([one.seconds for one in own]) for own in found]
+    mean, drain = (np.array([np.mean(v) for v in of]) for of in (times, [[o.drain for o in own] for own in found]))
+    limits = [own[0].limit for own in found]
+    errors = [np.log(t).std(ddof=1) / math.sqrt(t.size) for t in times if t.size > 1 and np.all(t > 0)]
     at = {p: j for j, p in enumerate(run)}
     # What is added to the largest simulated step takes its time without the drain, which both have.
     rate = mean[-1] * (1 - drain[-1]) / run[-1]
@@ -204,15 +208,32 @@ def generation_table(
             "gen_limit": ("rollout_batch", np.array([limits[at[min(p, most)]] for p in sizes])),
         },
         coords={"rollout_batch": np.asarray(rollout_batch, dtype=np.int64)},
-        attrs={"law": law.name, "gpus": gpus, "replicas": replicas, "mode": mode, "draws": draws, "seed": seed},
+        attrs={
+            "law": law.name,
+            "gpus": gpus,
+            "replicas": replicas,
+            "mode": mode,
+            "draws": draws,
+            "seed": seed,
+            "log_error": float(max(errors, default=0.0)),
+        },
     )
     return set_attrs(ds)
+
+
+def _draws_of(responses: int, draws: int, mode: str) -> int:
+    """Draws of a batch: the tail of a small one varies more and costs less; a steady state averages over updates."""
+    if mode != "sync":
+        return draws
+    return min(max(draws, math.ceil(draws * WELL_DRAWN / responses)), draws * MORE_DRAWS)
 
 
 def _most_prompts(g: Generation, replicas: int, mode: str) -> int:
     """Groups of the largest simulated step: a simulation of SIMULATED_MAX responses, or twice what runs at a time."""
     steps = _launched(g, 1000, mode) / 1000
-    responses = max(SIMULATED_MAX / steps, 2 * replicas * _at_a_time(g))
+    # Of a queue that is some steps long a step is that much less.
+    ahead = g.max_staleness if mode == "async" else 1
+    responses = max(SIMULATED_MAX / steps, 2 * replicas * _at_a_time(g) / ahead)
     return max(2, int(responses // g.group_size))
 
 
@@ -418,7 +439,7 @@ def best_split(
     gpus: int,
     rollout_batch: int,
     train_time: TrainTime,
-    overhead_time: float = 0.0,
+    overhead_time: float | Callable[[int], float] = 0.0,
     train_step: int = 1,
     most: int = 64,
     mode: str = "async",
@@ -436,7 +457,8 @@ def best_split(
     rollout_batch : int [responses]
     train_time : callable
         Seconds of (array of rollout batches, GPUs that train).
-    overhead_time : float [s]
+    overhead_time : float or callable [s]
+        Or a function of the GPUs that train.
     train_step : int
         GPUs that train come in multiples of it (one data-parallel rank).
     most : int
@@ -477,7 +499,8 @@ def best_split(
             refused = error
             continue
         table = generation_table(generation, rollout_batch=[rollout_batch], gpus=n, mode=mode, draws=draws, seed=seed)
-        one = compose(table, train_time=seconds, overhead_time=overhead_time, split=True)
+        other = overhead_time(trainers) if callable(overhead_time) else overhead_time
+        one = compose(table, train_time=seconds, overhead_time=other, split=True)
         rows.append(one.isel(rollout_batch=0, drop=True).assign(training_gpus=trainers))
         tried.append(n)
         progress(i + 1, len(splits))
