@@ -16,8 +16,8 @@ bottom of a smooth valley is about 1e-9 in the updates.
 
 Responses can *fall* with the batch where a handful of updates suffice: a constant rate wastes small batches, since the
 rate that forgets the start keeps the noise of the last responses only. With sgd and S updates at twice the batch the
-fall is a share of order 1/S^2, since two updates equal one twice as large but for squares of a step. Momentum and
-averaging, whose memory is counted in updates, gain more from a larger batch.
+fall is a share of order 1/S at most, since two updates equal one twice as large but for terms in the size of a step.
+Momentum and averaging, whose memory is counted in updates, gain more from a larger batch.
 
 Cost: some 110 crossings per batch (310 with momentum), each about 0.05 ms at 100 coordinates: a curve of 12 batches
 takes 0.05 to 0.3 s, once compiled (some 15 s, kept). Adam is simulated at some 30 rates per batch (5 s per such curve),
