@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -164,6 +165,10 @@ class TestGeneration:
         ds = generation_table(crowded, rollout_batch=[1024], gpus=1, draws=1)
         assert ds["gen_limit"].values.tolist() == ["KV memory"]
         assert np.all(ds["drain_share"].values < 0.5)
+        queued = replace(crowded, max_staleness=2)
+        for mode in ("partial", "async"):
+            ds = generation_table(queued, rollout_batch=[1024], gpus=1, draws=1, mode=mode)
+            assert ds["gen_limit"].values.tolist() == ["KV memory"]
         tail = Generation(
             deployment=d, room=room, lengths=Lengths(response_mean=500, response_spread=1.5), group_size=8
         )

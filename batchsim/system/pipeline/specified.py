@@ -55,6 +55,8 @@ WELL_DRAWN, MORE_DRAWS = 16_384, 16
 TURNOVERS = 3
 """Times that what is in flight is replaced before a steady state is measured, and while it is."""
 BLOCK = 16
+SENT_BACK = 0.05
+"""Preemptions per response from which on, in a steady state, the cache is what generation waits for."""
 TAIL = 0.5
 """Share of the drain from which the tail is what a step waits for."""
 WAITS = 0.02
@@ -379,6 +381,10 @@ def _limit(g: Generation, ds: xr.Dataset, replicas: int, drain: float) -> str:
     if full > 0.5:
         return "max_num_seqs"
     if busy > 0 and np.sum(spans[_preempted(g, ds)]) / busy > 0.5:
+        return "KV memory"
+    # Where no share of time can be told, a cache that sends responses back all along is what they wait for.
+    steady = ds.attrs["mode"] != "sync" or g.lengths.turns > 1
+    if steady and int(ds["preemptions_total"]) > SENT_BACK * int(ds["responses_launched"]):
         return "KV memory"
     context = g.lengths.context_in_flight or 1.0
     if g.room is not None and mean >= 0.85 * float(g.room.concurrency_max(context)):
