@@ -123,7 +123,7 @@ def predict(
     calibration = calibrate(pilots, plan, target=target, metric=metric, draws=draws, level=level, seed=seed)
     rule = lr_rule if lr_rule is not None else calibration.recipe.lr_rule
     planned = plan.recipe.batches if plan.recipe is not None else ()
-    candidates = _candidates(calibration.recipe, batches or planned)
+    candidates, too_small = _trainable(calibration, _candidates(calibration.recipe, batches or planned))
     ds = _forecast(calibration, candidates, rule, plan.learning, level=level, seed=seed)
     gpus, price = _budget(plan, gpus, price)
     if gpus is not None:
@@ -145,7 +145,7 @@ def predict(
     attrs |= {"target": target, "metric": metric, "measured": measured, "gpus": gpus, "price": price}
     attrs["calibrated_on"] = _train_batches(pilots)
     attrs |= _what_if(plan, calibration, attrs, seed)
-    attrs["warnings"] += _warnings(
+    attrs["warnings"] += too_small + _warnings(
         ds,
         calibration,
         attrs["lr_rule"],
@@ -233,6 +233,25 @@ def _candidates(recipe: Any, batches: Sequence[float]) -> Floats:
                 remedy=f"the nearest is {max(1, round(prompts)) * per_prompt:g}",
             )
     return chosen
+
+
+def _trainable(calibration: Calibration, candidates: Floats) -> tuple[Floats, list[str]]:
+    """Candidates that a trainer of specifications can train, and a sentence on those that it cannot."""
+    stages, recipe = calibration.stages, calibration.recipe
+    if "train_curve" not in stages:
+        return candidates, []
+    generated, trained = (np.asarray(stages[name][0], dtype=np.float64) for name in ("gen_curve", "train_curve"))
+    refused = generated[generated < trained[0]]
+    rollout = candidates * recipe.updates_per_rollout / recipe.epochs
+    keep = rollout > (refused[-1] if refused.size else 0.0)
+    if keep.all():
+        return candidates, []
+    named = ", ".join(f"{b:g}" for b in candidates[~keep])
+    if not keep.any():
+        raise InputError(
+            f"no candidate of {named} gives every GPU that trains a response", remedy="raise them, or use fewer GPUs"
+        )
+    return candidates[keep], [f"left out, since some GPUs that train would get no response: B = {named}"]
 
 
 def _forecast(

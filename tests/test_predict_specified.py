@@ -175,6 +175,15 @@ class TestCareless:
         with pytest.raises(InputError, match="256 responses leave some of 512"):
             predict(plan(tmp_path, gpu='name = "H100"\ncount = 512'), draws=50)
 
+    def test_batches_that_leave_gpus_without_a_response_are_no_candidates(self, tmp_path: Path) -> None:
+        recipe = "prompts = 32\ngroup_size = 8\nlearning_rate = 1e-6\nbatches = "
+        many = 'name = "H100"\ncount = 64'
+        ds = predict(plan(tmp_path, gpu=many, recipe=recipe + "[8, 16, 256, 512]"), draws=50)
+        assert ds["train_batch"].values.tolist() == [256, 512]
+        assert any("B = 8, 16" in w for w in ds.attrs["warnings"])
+        with pytest.raises(InputError, match="no candidate of 8, 16"):
+            predict(plan(tmp_path, gpu=many, recipe=recipe + "[8, 16]"), draws=50)
+
     def test_the_best_split_of_a_split_plan_divides_all_gpus(self, tmp_path: Path) -> None:
         gpu = 'name = "H100"\ncount = 8\ngeneration_count = 2'
         rows = predict(plan(tmp_path, gpu=gpu), draws=20).attrs["what_if"]

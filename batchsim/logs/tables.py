@@ -571,10 +571,8 @@ def _split(table: _Table, rows: Index, notes: list[str]) -> tuple[Index, Index]:
 
 
 def _any_finite(table: _Table, names: Sequence[str], rows: Index) -> npt.NDArray[np.bool_]:
-    result = np.zeros(len(rows), dtype=bool)
-    for name in names:
-        result |= np.isfinite(table.numbers[name][rows])
-    return result
+    known = [np.isfinite(table.numbers[name][rows]) for name in names]
+    return np.logical_or.reduce(known, axis=0) if known else np.zeros(len(rows), dtype=bool)
 
 
 def _evaluations(table: _Table, rows: Index) -> Evaluations:
