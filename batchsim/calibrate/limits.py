@@ -66,7 +66,7 @@ def critical_gen_limit(calibration: Calibration) -> str | None:
     if not np.isfinite(critical):
         return None
     if "gen_curve" not in stages:
-        if np.all(np.isinf(np.median(np.asarray(stages["gen_throughput_max"], dtype=np.float64)))):
+        if np.isinf(np.median(stages["gen_throughput_max"])):
             return "time per response"
         return calibration.memory_limit[1] or None
     batches = np.asarray(stages["gen_curve"][0], dtype=np.float64)

@@ -39,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
+from batchsim.calibrate.specified import lognormal
 from batchsim.errors import InputError
 from batchsim.specs.architecture import Architecture
 from batchsim.specs.counts import weight_bytes
@@ -67,7 +68,6 @@ SETTINGS = "data/measured/rl_step_settings.csv"
 SAMPLE = "data/measured/rl_step_sample.csv"
 PROMPT, SPREAD, SEQUENCES, NETWORK = 130.0, 0.7, 1024, 50e9
 DRAWS, SEED = 2000, 0
-Z80 = 1.2816
 NAMES = {"DeepSeek V3": "DeepSeek-V3", "Qwen3-235B": "Qwen3-235B-A22B", "Qwen3-30B3A": "Qwen3-30B-A3B"}
 GOALS = {"median_ape": 0.25, "kendall_tau": 0.8, "ratio": 0.25}
 MAIN = "steps from specifications"
@@ -436,8 +436,8 @@ def _samples(g: Generation, gen: float, train: float, sync: float, mode: str) ->
     """Draws of a step's stages [s], the first of them without errors."""
     rng = np.random.default_rng(SEED)
     tables = g.deployment is not None and g.deployment.efficiency.source == "kernel tables"
-    generated = gen * _factor(model_error("vllm", tables=tables), rng)
-    trained = train * _factor(training_error(), rng)
+    generated = gen * lognormal(model_error("vllm", tables=tables), DRAWS, rng)
+    trained = train * lognormal(training_error(), DRAWS, rng)
     copied = sync * np.exp(math.log(FRAMEWORK_SPREAD) * rng.standard_normal(DRAWS))
     stages = np.maximum(generated, trained) if mode == "async" else generated + trained
     exact = max(gen, train) if mode == "async" else gen + train
@@ -449,11 +449,6 @@ def _spread_of(samples: Array, factor: float, spread: float) -> tuple[float, flo
     z = np.random.default_rng(SEED + 1).standard_normal(samples.size - 1)
     low, high = np.quantile(samples[1:] * factor * np.exp(math.log(spread) * z), (0.1, 0.9))
     return float(samples[0] * factor), float(low), float(high)
-
-
-def _factor(quantiles: tuple[float, float], rng: np.random.Generator) -> Array:
-    low, high = (math.log(q) for q in quantiles)
-    return np.asarray(np.exp((low + high) / 2 + (high - low) / (2 * Z80) * rng.standard_normal(DRAWS)))
 
 
 def find_inversions(steps: Sequence[Step]) -> list[dict[str, Any]]:

@@ -147,7 +147,6 @@ def generation_table(
     rollout_batch: Sequence[int],
     gpus: int,
     mode: str = "sync",
-    sync_seconds: float = 0.0,
     draws: int = 3,
     seed: int = 0,
     progress: Callable[[int, int], object] = lambda done, total: None,
@@ -162,8 +161,6 @@ def generation_table(
     gpus : int
         That generate.
     mode : {'sync', 'partial', 'async'}
-    sync_seconds : float [s]
-        Pause of a replica that takes over new weights, in the modes that go on under them.
     draws : int
         Of lengths, common to all batches; smaller ones get up to `MORE_DRAWS` times as many.
     seed : int
@@ -193,7 +190,8 @@ def generation_table(
         left = [j for j, n in enumerate(number) if n > i]
         drawn, kept = _drawn(generation, run[left[-1]], mode, np.random.SeedSequence([seed, i]))
         for j in left:
-            found[j].append(_collected(generation, law, run[j], replicas, mode, sync_seconds, drawn, kept))
+            one = _collected(generation, law, run[j], replicas, mode, drawn, kept, named=i == 0)
+            found[j].append(one)
             progress(sum(len(f) for f in found), sum(number))
     times = [np.array([one.seconds for one in own]) for own in found]
     mean, drain = (np.array([np.mean(v) for v in of]) for of in (times, [[o.drain for o in own] for own in found]))
@@ -290,11 +288,12 @@ def _collected(
     prompts: int,
     replicas: int,
     mode: str,
-    sync_seconds: float,
     drawn: Drawn,
     kept: NDArray[np.bool_],
+    *,
+    named: bool,
 ) -> _Collected:
-    """One simulated step, or the mean step of a steady state."""
+    """One simulated step, or the mean step of a steady state; its limit only where it is asked for."""
     engine = _engine(g, replicas)
     groups = _launched(g, prompts, mode)
     first = slice(groups * g.group_size)
@@ -314,7 +313,7 @@ def _collected(
             **engine,
         )
         drain = _drain(g, ds)
-        return _Collected(float(ds["gen_time"]), drain, _limit(g, ds, replicas, drain))
+        return _Collected(float(ds["gen_time"]), drain, _limit(g, ds, replicas, drain) if named else "")
     ds = pipelined_rollout(
         law=law,
         **work,
@@ -323,13 +322,12 @@ def _collected(
         mode=mode,
         gen_ratio=max(g.gen_ratio, 1.0),
         in_flight=g.max_staleness * prompts if mode == "async" else None,
-        sync_seconds=sync_seconds,
         warm_up=_warm_up(g, mode),
         kept=kept[:groups] if g.kept_share < 1 else None,
         **engine,
     )
     seconds = float(np.mean(ds["step_time"].values[_warm_up(g, mode) :]))
-    return _Collected(seconds, 0.0, _limit(g, ds, replicas, 0.0))
+    return _Collected(seconds, 0.0, _limit(g, ds, replicas, 0.0) if named else "")
 
 
 def _engine(g: Generation, replicas: int) -> dict[str, Any]:
