@@ -4,7 +4,9 @@ A law of sample cost that was fitted to runs can only be judged against runs who
 to the target are known without error. Logs never are. A world states its own gradient noise, trains with a real
 optimizer, and says exactly (or by a seeded simulation, with its standard error) what a batch costs:
 
-* `quadratic`: the noisy quadratic model, expected losses by exact second-moment recursions.
+* `quadratic`: the noisy quadratic model, expected losses by exact second-moment recursions;
+* `softmax` and `policy_gradient`: a softmax policy over shared features, trained by GRPO and PPO, whose gradient
+  moments are exact for any policy.
 
 Worlds know nothing of `sample_cost`: what they show is not put into them.
 
@@ -15,6 +17,11 @@ References
 
 from __future__ import annotations
 
+from batchsim.learning.worlds.policy_gradient import Halves as Halves
+from batchsim.learning.worlds.policy_gradient import Trained as Trained
+from batchsim.learning.worlds.policy_gradient import Trainer as Trainer
+from batchsim.learning.worlds.policy_gradient import mean_responses as mean_responses
+from batchsim.learning.worlds.policy_gradient import train as train
 from batchsim.learning.worlds.quadratic import Moments as Moments
 from batchsim.learning.worlds.quadratic import Optimizer as Optimizer
 from batchsim.learning.worlds.quadratic import Quadratic as Quadratic
@@ -27,3 +34,8 @@ from batchsim.learning.worlds.quadratic import updates_to_target as updates_to_t
 from batchsim.learning.worlds.scaling import regimes as regimes
 from batchsim.learning.worlds.scaling import scaling_curve as scaling_curve
 from batchsim.learning.worlds.scaling import tuned_rate as tuned_rate
+from batchsim.learning.worlds.softmax import SoftmaxWorld as SoftmaxWorld
+from batchsim.learning.worlds.softmax import TrueNoise as TrueNoise
+from batchsim.learning.worlds.softmax import softmax_world as softmax_world
+from batchsim.learning.worlds.softmax import true_noise as true_noise
+from batchsim.learning.worlds.softmax import true_value_noise as true_value_noise
