@@ -506,13 +506,14 @@ def run(
             used = (got - 1) * chunk_count // prompts + 1
             if not fused:
                 begin, end = update % passes * got // passes, (update % passes + 1) * got // passes
-                if begin == end:
-                    continue
                 if update % passes == 0:
                     for j in range(got):
                         order[j] = j
                     if passes > 1:
                         _shuffle(order[:got], state)
+                # Fewer groups than mini-batches leave some of them empty.
+                if begin == end:
+                    continue
                 used = min(chunk_count, end - begin)
                 chunks[:] = 0.0
                 critic_chunks[:] = 0.0
