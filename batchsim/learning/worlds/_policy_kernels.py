@@ -461,21 +461,22 @@ def run(
     weights, logs = np.zeros((held, answers)), np.zeros((held, answers))
     kept, generated, next_evaluation = 0.0, 0.0, every
     step, row, evaluated, empty = 0, 0, 0, 0
-    outcome = RUNNING
+    outcome, stuck = RUNNING, False
     while True:
         # -- evaluate -----------------------------------------------------------------------------------
         last = kept >= responses_max or step >= steps_max
-        if step == 0 or kept >= next_evaluation or last:
+        if step == 0 or kept >= next_evaluation or last or stuck:
             exact, drawn = _evaluate(world, theta, how.sampled, how.samples, state, work)
-            if evaluated < evaluations.shape[0]:
-                evaluations[evaluated, AT], evaluations[evaluated, SCORE] = kept, exact
-                evaluations[evaluated, SAMPLED], evaluations[evaluated, UPDATES] = drawn, float(counts[0])
+            # A run that ends without having learned since its last evaluation has not two of them.
+            if evaluated == 0 or kept > evaluations[evaluated - 1, AT]:
                 evaluated += 1
+            evaluations[evaluated - 1, AT], evaluations[evaluated - 1, SCORE] = kept, exact
+            evaluations[evaluated - 1, SAMPLED], evaluations[evaluated - 1, UPDATES] = drawn, float(counts[0])
             next_evaluation = (math.floor(kept / every * (1.0 + 1e-12)) + 1.0) * every
-            if not exact < np.inf:
-                outcome = DIVERGES
-            elif exact >= how.target:
+            if exact >= how.target:
                 outcome = REACHED
+            elif stuck:
+                outcome = NO_SIGNAL
             elif last:
                 outcome = UNFINISHED
         if outcome != RUNNING:
@@ -490,11 +491,9 @@ def run(
         )  # fmt: skip
         generated += float(tried) * group
         empty = empty + 1 if got == 0 else 0
-        if got < 0 or empty >= ATTEMPTS:
-            outcome = NO_SIGNAL
-            break
+        stuck = got < 0 or empty >= ATTEMPTS
         step += 1
-        if got == 0:
+        if got <= 0:
             continue
         kept += float(got) * group
         if how.ppo:
@@ -561,4 +560,6 @@ def run(
             rows[row, REWARD], rows[row, LAG] = right / (float(tried) * group), lags / got
             rows[row, CLIPPED], rows[row, DONE] = clipped / max(touched, 1.0), float(counts[0])
             row += 1
+        if outcome != RUNNING:
+            break
     counts[1], counts[2], counts[3], counts[4] = outcome, row, evaluated, step
