@@ -9,9 +9,9 @@ gradient, since the G responses of a group enter through the weight of each answ
 
     g = sum_a w_a phi_a,      w_a = (1/G) sum_j advantage_j [answer_j = a]
 
-Whoever trains once per rollout on its own policy accumulates g while it samples (`_fused`). All else (several
-mini-batches and epochs, stale responses, a value function) stores w and the log-probabilities of the policy that
-sampled, and comes back for d log pi/d theta under the present one (`_stored`):
+Whoever trains once per rollout on its own policy accumulates g while it samples (`fused` in `_rollout`). All else
+(several mini-batches and epochs, stale responses, a value function, an unknown number of groups) stores w and the
+log-probabilities of the policy that sampled, and comes back for d log pi/d theta under the present one (`_stored`):
 
     g = sum_a u_a phi_a - (sum_a u_a) sum_a pi_a phi_a,      u_a = w_a ratio_a unless clipped
 
@@ -173,7 +173,11 @@ def _pull(kl: float, logits: Floats, log_norm: float, probability: Floats, start
 
 @njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})  # type: ignore[misc,unused-ignore]
 def _norms(chunks: Floats, share: Floats, gradient: Floats) -> tuple[float, float]:
-    """Join chunk gradients, each of which becomes a mean; squared norm of the whole, mean squared norm of a chunk."""
+    """Join chunk gradients, each of which becomes a mean; squared norm of the whole, mean squared norm of a chunk.
+
+    That mean is weighted by groups: its expectation is then |G|^2 + tr(Sigma)/(B/chunks) also where the groups do not
+    divide into equal chunks.
+    """
     gradient[:] = 0.0
     total = 0.0
     for c in range(chunks.shape[0]):
@@ -185,7 +189,7 @@ def _norms(chunks: Floats, share: Floats, gradient: Floats) -> tuple[float, floa
             gradient[i] += chunks[c, i] / total
             chunks[c, i] /= share[c]
             own += chunks[c, i] * chunks[c, i]
-        small += own / chunks.shape[0]
+        small += own * share[c] / total
     whole = 0.0
     for i in range(gradient.size):
         whole += gradient[i] * gradient[i]
@@ -253,8 +257,8 @@ def _evaluate(
 def _collect(chunks: Floats, share: Floats, moments: Floats) -> None:
     """Add an update's chunk means to sums per coordinate: even and odd chunks are the two halves.
 
-    Rows: mean and variance of one group's gradient in the first half, the same in the second, then groups in the
-    first, groups in the second, and updates. Two chunks per half or more, else nothing.
+    Rows: sum of the groups' gradients in the first half and variance of one group's, the same in the second, then
+    groups in the first, groups in the second, and updates. Two chunks per half or more, else nothing.
     """
     if chunks.shape[0] < 4:
         return
@@ -267,11 +271,11 @@ def _collect(chunks: Floats, share: Floats, moments: Floats) -> None:
         for i in range(chunks.shape[1]):
             total, square = 0.0, 0.0
             for c in range(half, chunks.shape[0], 2):
-                total += chunks[c, i]
-                square += chunks[c, i] * chunks[c, i]
-            moments[2 * half, i] += total / n
-            # Variance of a chunk's mean, times its groups: that of one group.
-            moments[2 * half + 1, i] += (square - total * total / n) / (n - 1) * size / n
+                total += share[c] * chunks[c, i]
+                square += share[c] * chunks[c, i] * chunks[c, i]
+            moments[2 * half, i] += total
+            # A chunk of s groups has 1/s of a group's variance: weighted by s, all estimate the same.
+            moments[2 * half + 1, i] += (square - total * total / size) / (n - 1)
         moments[4, half] += size
     moments[4, 2] += 1.0
 
@@ -455,7 +459,7 @@ def run(
     chunks, critic_chunks = np.zeros((chunk_count, dim)), np.zeros((chunk_count, omega.size))
     share, work = np.zeros(chunk_count), np.zeros((5, answers))
     ring = np.zeros((staleness + 1, dim))
-    fused = not how.ppo and how.updates == 1 and staleness == 0
+    fused = not how.ppo and how.updates == 1 and staleness == 0 and how.zero_variance != DROP
     held = 0 if fused else prompts
     chosen, order, value, reward = np.zeros(held, np.int64), np.zeros(held, np.int64), np.zeros(held), np.zeros(held)
     weights, logs = np.zeros((held, answers)), np.zeros((held, answers))
@@ -502,7 +506,7 @@ def run(
         total, total_chunk, critic_total, critic_chunk, clipped, touched, done = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0
         passes = how.updates // how.epochs
         for update in range(how.updates):
-            used = (got - 1) * chunk_count // prompts + 1
+            used = chunk_count
             if not fused:
                 begin, end = update % passes * got // passes, (update % passes + 1) * got // passes
                 if update % passes == 0:
@@ -524,7 +528,8 @@ def run(
                 clipped += cut
                 touched += seen
             whole, small = _norms(chunks[:used], share[:used], gradient)
-            if kept <= moments_until:
+            # Later passes see the same groups, in other halves.
+            if kept <= moments_until and update < passes:
                 _collect(chunks[:used], share[:used], moments)
             counts[0] += 1
             done += 1

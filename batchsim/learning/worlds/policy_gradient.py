@@ -151,7 +151,7 @@ class Halves:
     mean : ndarray (2, D) [1]
         Mean gradient of two independent halves of every batch.
     variance : ndarray (2, D) [responses]
-        Variance of one response's gradient within each.
+        Variance of one response's gradient within each, the groups of an update being independent.
     responses : (float, float) [responses]
         Behind each mean.
     """
@@ -522,7 +522,7 @@ def _halves(moments: Floats, dim: int, group: int) -> Halves | None:
     if not updates:
         return None
     return Halves(
-        mean=moments[[0, 2], :dim] / updates,
+        mean=moments[[0, 2], :dim] / moments[4, :2, None],
         variance=group * moments[[1, 3], :dim] / updates,
         responses=(first * group, second * group),
     )
