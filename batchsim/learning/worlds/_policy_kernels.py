@@ -294,17 +294,17 @@ def _rollout(
     chunks: Floats,
     share: Floats,
     chosen: Ints,
-    weights: Floats,
+    drawn: Floats,
+    advantage: Floats,
     logs: Floats,
-    value: Floats,
-    reward: Floats,
     work: Floats,
     state: NDArray[np.uint64],
 ) -> tuple[int, int, int, int]:
     """Sample groups until a rollout step is full: groups kept and sampled, correct responses, sum of lags.
 
     Where the run trains once on its own policy, chunk gradients are sums over groups when this returns; else the
-    groups are stored, with sum_a weight_a times whatever advantage each answer will get.
+    groups are stored: responses per answer, the advantages of a correct and of a wrong one (PPO's before they are
+    normalised), and log-probabilities.
     """
     answers = world.features.shape[1]
     logits, slope, probability, count, weight = work[0], work[1], work[2], work[3], work[4]
@@ -324,18 +324,18 @@ def _rollout(
         log_norm = _softmax(logits, probability)
         right = _sample(probability, group, world.correct, count, state)
         right_total += right
-        gain, loss = 1.0, 1.0
-        if not how.ppo:
-            if 0 < right < group:
-                gain, loss = _advantages(right, group, how.advantage)
-            elif how.zero_variance == KEEP:
-                gain, loss = 0.0, 0.0
-            else:
-                continue
+        gain, loss = 0.0, 0.0
+        if how.ppo:
+            expected = _dot(world.value_features[p], omega)
+            gain, loss = 1.0 - expected, -expected
+        elif 0 < right < group:
+            gain, loss = _advantages(right, group, how.advantage)
+        elif how.zero_variance != KEEP:
+            continue
         lag_total += lag
-        for a in range(answers):
-            weight[a] = count[a] / group * (gain if a < world.correct else loss)
         if fused:
+            for a in range(answers):
+                weight[a] = count[a] / group * (gain if a < world.correct else loss)
             c = kept * share.size // prompts
             share[c] += 1.0
             if how.kl > 0.0:
@@ -344,29 +344,28 @@ def _rollout(
                 if weight[a] != 0.0:
                     _add(chunks[c], weight[a] * slope[a], world.features[p, a])
         else:
-            chosen[kept], reward[kept] = p, right / group
+            chosen[kept], advantage[kept, 0], advantage[kept, 1] = p, gain, loss
             for a in range(answers):
-                weights[kept, a], logs[kept, a] = weight[a], logits[a] - log_norm
-            if how.ppo:
-                value[kept] = _dot(world.value_features[p], omega)
+                drawn[kept, a], logs[kept, a] = count[a], logits[a] - log_norm
         kept += 1
     return kept, tried, right_total, lag_total
 
 
 @njit(cache=True, error_model="numpy")  # type: ignore[misc,unused-ignore]
-def _value_advantages(weights: Floats, value: Floats, reward: Floats, correct: int, normalise: bool) -> None:
-    """Multiply weights by r - V, less its mean and over its spread in the batch if asked."""
-    centre, scale = 0.0, 1.0
-    if normalise:
-        square = 0.0
-        for j in range(value.size):
-            centre += reward[j] - value[j]
-            square += reward[j] * (1.0 - value[j]) ** 2 + (1.0 - reward[j]) * value[j] ** 2
-        centre /= value.size
-        scale = math.sqrt(max(square / value.size - centre * centre, 0.0)) + 1e-8
-    for j in range(value.size):
-        for a in range(weights.shape[1]):
-            weights[j, a] *= ((1.0 if a < correct else 0.0) - value[j] - centre) / scale
+def _normalise(drawn: Floats, advantage: Floats, correct: int) -> None:
+    """Give the advantages of all responses mean 0 and standard deviation 1."""
+    n, first, second = 0.0, 0.0, 0.0
+    for j in range(drawn.shape[0]):
+        for a in range(drawn.shape[1]):
+            r = advantage[j, 0 if a < correct else 1]
+            n += drawn[j, a]
+            first += drawn[j, a] * r
+            second += drawn[j, a] * r * r
+    mean = first / n
+    spread = math.sqrt(max(second / n - mean * mean, 0.0)) + 1e-8
+    for j in range(drawn.shape[0]):
+        advantage[j, 0] = (advantage[j, 0] - mean) / spread
+        advantage[j, 1] = (advantage[j, 1] - mean) / spread
 
 
 @njit(cache=True, error_model="numpy")  # type: ignore[misc,unused-ignore]
@@ -376,16 +375,20 @@ def _stored(
     theta: Floats,
     omega: Floats,
     part: Ints,
+    group: int,
     chosen: Ints,
-    weights: Floats,
+    drawn: Floats,
+    advantage: Floats,
     logs: Floats,
-    reward: Floats,
     chunks: Floats,
     critic_chunks: Floats,
     share: Floats,
     work: Floats,
 ) -> tuple[float, float]:
-    """Chunk gradients (sums over groups) of a mini-batch of stored groups; answers clipped, and answers in all."""
+    """Chunk gradients (sums over groups) of a mini-batch of stored groups.
+
+    Returns the responses whose ratio was clipped, and those that had an advantage.
+    """
     answers = world.features.shape[1]
     logits, slope, probability, weight = work[0], work[1], work[2], work[4]
     clipped, touched = 0.0, 0.0
@@ -396,16 +399,17 @@ def _stored(
         share[c] += 1.0
         _logits(world.features[p], world.offset[p], theta, world.bound, logits, slope)
         log_norm = _softmax(logits, probability)
-        total = 0.0
+        total, right = 0.0, 0.0
         for a in range(answers):
-            weight[a] = weights[j, a]
+            right += drawn[j, a] / group if a < world.correct else 0.0
+            weight[a] = drawn[j, a] / group * advantage[j, 0 if a < world.correct else 1]
             if weight[a] != 0.0:
-                touched += 1.0
+                touched += drawn[j, a]
                 if how.importance:
                     ratio = math.exp(min(logits[a] - log_norm - logs[j, a], 60.0))
                     if (weight[a] > 0.0 and ratio > 1.0 + how.clip) or (weight[a] < 0.0 and ratio < 1.0 - how.clip):
                         ratio = 0.0
-                        clipped += 1.0
+                        clipped += drawn[j, a]
                     weight[a] *= ratio
             total += weight[a]
         for a in range(answers):
@@ -416,7 +420,7 @@ def _stored(
             if weight[a] != 0.0:
                 _add(chunks[c], weight[a] * slope[a], world.features[p, a])
         if how.ppo:
-            _add(critic_chunks[c], reward[j] - _dot(world.value_features[p], omega), world.value_features[p])
+            _add(critic_chunks[c], right - _dot(world.value_features[p], omega), world.value_features[p])
     return clipped, touched
 
 
@@ -461,8 +465,8 @@ def run(
     ring = np.zeros((staleness + 1, dim))
     fused = not how.ppo and how.updates == 1 and staleness == 0 and how.zero_variance != DROP
     held = 0 if fused else prompts
-    chosen, order, value, reward = np.zeros(held, np.int64), np.zeros(held, np.int64), np.zeros(held), np.zeros(held)
-    weights, logs = np.zeros((held, answers)), np.zeros((held, answers))
+    chosen, order = np.zeros(held, np.int64), np.zeros(held, np.int64)
+    drawn, advantage, logs = np.zeros((held, answers)), np.zeros((held, 2)), np.zeros((held, answers))
     kept, generated, next_evaluation = 0.0, 0.0, every
     step, row, evaluated, empty = 0, 0, 0, 0
     outcome, stuck = RUNNING, False
@@ -470,12 +474,12 @@ def run(
         # -- evaluate -----------------------------------------------------------------------------------
         last = kept >= responses_max or step >= steps_max
         if step == 0 or kept >= next_evaluation or last or stuck:
-            exact, drawn = _evaluate(world, theta, how.sampled, how.samples, state, work)
+            exact, mean = _evaluate(world, theta, how.sampled, how.samples, state, work)
             # A run that ends without having learned since its last evaluation has not two of them.
             if evaluated == 0 or kept > evaluations[evaluated - 1, AT]:
                 evaluated += 1
             evaluations[evaluated - 1, AT], evaluations[evaluated - 1, SCORE] = kept, exact
-            evaluations[evaluated - 1, SAMPLED], evaluations[evaluated - 1, UPDATES] = drawn, float(counts[0])
+            evaluations[evaluated - 1, SAMPLED], evaluations[evaluated - 1, UPDATES] = mean, float(counts[0])
             next_evaluation = (math.floor(kept / every * (1.0 + 1e-12)) + 1.0) * every
             if exact >= how.target:
                 outcome = REACHED
@@ -490,8 +494,8 @@ def run(
         chunks[:] = 0.0
         share[:] = 0.0
         got, tried, right, lags = _rollout(
-            world, how, prompts, group, staleness, step, ring, omega, fused, chunks, share, chosen, weights, logs,
-            value, reward, work, state,
+            world, how, prompts, group, staleness, step, ring, omega, fused, chunks, share, chosen, drawn, advantage,
+            logs, work, state,
         )  # fmt: skip
         generated += float(tried) * group
         empty = empty + 1 if got == 0 else 0
@@ -500,8 +504,8 @@ def run(
         if got <= 0:
             continue
         kept += float(got) * group
-        if how.ppo:
-            _value_advantages(weights[:got], value[:got], reward[:got], world.correct, how.normalise)
+        if how.ppo and how.normalise:
+            _normalise(drawn[:got], advantage[:got], world.correct)
         # -- train --------------------------------------------------------------------------------------
         total, total_chunk, critic_total, critic_chunk, clipped, touched, done = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0
         passes = how.updates // how.epochs
@@ -522,7 +526,7 @@ def run(
                 critic_chunks[:] = 0.0
                 share[:] = 0.0
                 cut, seen = _stored(
-                    world, how, theta, omega, order[begin:end], chosen, weights, logs, reward, chunks[:used],
+                    world, how, theta, omega, order[begin:end], group, chosen, drawn, advantage, logs, chunks[:used],
                     critic_chunks[:used], share[:used], work,
                 )  # fmt: skip
                 clipped += cut

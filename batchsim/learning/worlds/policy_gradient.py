@@ -151,7 +151,7 @@ class Halves:
     mean : ndarray (2, D) [1]
         Mean gradient of two independent halves of every batch.
     variance : ndarray (2, D) [responses]
-        Variance of one response's gradient within each, the groups of an update being independent.
+        Variance of one response's gradient within each: G times that of a group.
     responses : (float, float) [responses]
         Behind each mean.
     """
@@ -175,7 +175,9 @@ class Trained:
         Of `OUTCOMES`.
     updates, rollout_steps : int
     record : dict of str to ndarray (rollout_step,)
-        Columns `COLUMNS`; empty unless asked for. Norms are root mean squares over the updates of the step.
+        Columns `COLUMNS`; empty unless asked for. Norms are root mean squares over the updates of the step, before
+        clipping; a chunk is one of 8 of an update, or of as many as it has groups. clipped_share is that of responses
+        with an advantage whose ratio was clipped.
     evaluations : dict of str to ndarray (evaluation,)
         Columns `EVALUATION`; sampled_score is NaN unless asked for.
     theta, omega : ndarray (D,), (V,) [1]
