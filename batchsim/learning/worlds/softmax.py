@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaln, xlog1py, xlogy
+from scipy.special import gammaln, xlogy
 
 from batchsim.errors import InputError, nearest
 
@@ -125,6 +125,8 @@ class SoftmaxWorld:
         point = np.asarray(theta, dtype=np.float64)
         if point.shape != (self.dim,):
             raise InputError(f"theta has shape {point.shape}, and the world {self.dim} coordinates")
+        if not np.isfinite(point).all():
+            raise InputError("theta is not finite everywhere", remedy="a run that diverges has no policy")
         return point
 
 
@@ -228,9 +230,6 @@ def softmax_world(
     phi *= scale.astype(np.float32)
     score = phi @ teacher + label_noise * rng.standard_normal((n, answers))
     phi = np.take_along_axis(phi, np.argsort(-score, axis=1)[:, :, None], axis=1)
-    if rotated:
-        basis, sign = np.linalg.qr(rng.standard_normal((dim, dim)))
-        phi = phi @ (basis * np.sign(np.diag(sign))).astype(np.float32)
     hard = difficulty * rng.standard_normal(n)
     offset = np.zeros((n, answers))
     offset[:, :correct] = (_shift(hard, answers, correct, start_score) + hard)[:, None]
@@ -238,6 +237,10 @@ def softmax_world(
     psi = np.column_stack([np.ones(n), success, rng.standard_normal((n, value_dim)) / np.sqrt(max(value_dim, 1))])
     omega = np.zeros(psi.shape[1])
     omega[1] = 1.0
+    if rotated:
+        # Drawn last, so that the rest of the world is that of the same seed unrotated.
+        basis, sign = np.linalg.qr(rng.standard_normal((dim, dim)))
+        phi = phi @ (basis * np.sign(np.diag(sign))).astype(np.float32)
     return SoftmaxWorld(
         features=phi[:prompts],
         offset=offset[:prompts],
@@ -327,7 +330,7 @@ def true_noise(
     Raises
     ------
     InputError
-        For unknown names, or a group size outside its bounds.
+        For unknown names, a group size outside its bounds, or a policy that leaves no group with variance to keep.
     """
     check_name("advantage", advantage, ADVANTAGES)
     check_name("zero_variance", zero_variance, ZERO_VARIANCE)
@@ -338,15 +341,21 @@ def true_noise(
     features = features * slope[:, :, None]
     c, g = world.correct, group_size
     right, wrong = _moments(probability[:, :c], features[:, :c]), _moments(probability[:, c:], features[:, c:])
-    success = probability[:, :c].sum(axis=1)
+    # Each from its own answers: 1 - success is all rounding where a policy is nearly certain.
+    success, failure = probability[:, :c].sum(axis=1), probability[:, c:].sum(axis=1)
     m = np.arange(1, g)
     log_choose = gammaln(g + 1) - gammaln(m + 1) - gammaln(g - m + 1)
-    mixed = np.exp(log_choose + xlogy(m, success[:, None]) + xlog1py(g - m, -success[:, None]))
+    mixed = np.exp(log_choose + xlogy(m, success[:, None]) + xlogy(g - m, failure[:, None]))
     kept = mixed.sum(axis=1)
     if zero_variance == "keep":
         prompt_share, chance = np.full(kept.size, 1 / kept.size), mixed
+    elif kept.any():
+        # A prompt without mixed groups has no share of the batch, whatever its chances.
+        prompt_share, chance = kept / kept.sum(), mixed / np.where(kept > 0, kept, 1.0)[:, None]
     else:
-        prompt_share, chance = kept / kept.sum(), mixed / kept[:, None]
+        raise InputError(
+            "no group has variance at this policy", remedy="zero_variance 'keep' counts them with gradient 0"
+        )
     square = m * (g - m) / g**2
     weight = {"group": np.sqrt(square * (g - 1) / g), "mean": square, "leave_one_out": square * g / (g - 1)}[advantage]
     delta = right[0] - wrong[0]
@@ -371,15 +380,21 @@ def true_value_noise(
     theta : array_like (D,) [1]
     omega : array_like (V,) [1]
     normalise : bool
-        The mean advantage is subtracted. (The division by its spread scales mean and deviation alike.)
+        The mean advantage of all prompts is subtracted, as that of a large batch is. (The division by its spread
+        scales mean and deviation alike.)
 
     Returns
     -------
     actor, critic : TrueNoise
+
+    Raises
+    ------
+    InputError
+        For parameters of another shape, or not finite.
     """
     weights = np.asarray(omega, dtype=np.float64)
-    if weights.shape != world.value_start.shape:
-        raise InputError(f"omega has shape {weights.shape}, and the world {world.value_start.shape}")
+    if weights.shape != world.value_start.shape or not np.isfinite(weights).all():
+        raise InputError(f"omega must be finite, of shape {world.value_start.shape}; its shape is {weights.shape}")
     features = np.asarray(world.features, dtype=np.float64)
     probability, slope = _policy(features, world.offset, world._at(theta), world.bound)
     features = features * slope[:, :, None]
