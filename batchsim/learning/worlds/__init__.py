@@ -6,7 +6,8 @@ optimizer, and says exactly (or by a seeded simulation, with its standard error)
 
 * `quadratic`: the noisy quadratic model, expected losses by exact second-moment recursions;
 * `softmax` and `policy_gradient`: a softmax policy over shared features, trained by GRPO and PPO, whose gradient
-  moments are exact for any policy.
+  moments are exact for any policy;
+* `simulated`: runs of either in the layout of logs, as `measure`, `calibrate` and `predict` take them.
 
 Worlds know nothing of `sample_cost`: what they show is not put into them.
 
@@ -34,6 +35,9 @@ from batchsim.learning.worlds.quadratic import updates_to_target as updates_to_t
 from batchsim.learning.worlds.scaling import regimes as regimes
 from batchsim.learning.worlds.scaling import scaling_curve as scaling_curve
 from batchsim.learning.worlds.scaling import tuned_rate as tuned_rate
+from batchsim.learning.worlds.simulated import simulate_grpo as simulate_grpo
+from batchsim.learning.worlds.simulated import simulate_ppo as simulate_ppo
+from batchsim.learning.worlds.simulated import simulate_quadratic as simulate_quadratic
 from batchsim.learning.worlds.softmax import SoftmaxWorld as SoftmaxWorld
 from batchsim.learning.worlds.softmax import TrueNoise as TrueNoise
 from batchsim.learning.worlds.softmax import softmax_world as softmax_world
