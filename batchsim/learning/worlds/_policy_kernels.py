@@ -354,15 +354,16 @@ def _rollout(
 @njit(cache=True, error_model="numpy")  # type: ignore[misc,unused-ignore]
 def _normalise(drawn: Floats, advantage: Floats, correct: int) -> None:
     """Give the advantages of all responses mean 0 and standard deviation 1."""
-    n, first, second = 0.0, 0.0, 0.0
+    n, mean, square = 0.0, 0.0, 0.0
     for j in range(drawn.shape[0]):
         for a in range(drawn.shape[1]):
-            r = advantage[j, 0 if a < correct else 1]
             n += drawn[j, a]
-            first += drawn[j, a] * r
-            second += drawn[j, a] * r * r
-    mean = first / n
-    spread = math.sqrt(max(second / n - mean * mean, 0.0)) + 1e-8
+            mean += drawn[j, a] * advantage[j, 0 if a < correct else 1]
+    mean /= n
+    for j in range(drawn.shape[0]):
+        for a in range(drawn.shape[1]):
+            square += drawn[j, a] * (advantage[j, 0 if a < correct else 1] - mean) ** 2
+    spread = math.sqrt(square / n) + 1e-8
     for j in range(drawn.shape[0]):
         advantage[j, 0] = (advantage[j, 0] - mean) / spread
         advantage[j, 1] = (advantage[j, 1] - mean) / spread
