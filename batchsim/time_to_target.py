@@ -15,7 +15,9 @@ least at the geometric mean of the noise scale and of tau_0/tau_1, where half th
 
     B_opt = sqrt(B_noise tau_0/tau_1),    T(k B_opt)/T(B_opt) <= (2 + k + 1/k)/4,
 
-so a batch wrong by a factor 2 costs at most 12.5 %. Only that rule and that time have this optimum.
+so a batch wrong by a factor 2 costs at most 12.5 %. Only that rule and that time have this optimum; far below the
+best rate the sqrt rule and a fixed rate have their own, and where r_N falls or stays (linear, invariant) there is none.
+All are derived in `docs/derivations.md`.
 
 References
 ----------
@@ -29,9 +31,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from batchsim.errors import InputError, nearest
+
 NEAR_BEST = 1.05
 """T relative to the best that still counts as best."""
 RANGE_PROBABILITY = 0.5
+RULES = ("tuned", "sqrt", "fixed", "linear", "invariant")
+"""Rules under which the best batch has a closed form."""
 
 Floats = NDArray[np.float64]
 
@@ -99,27 +105,97 @@ def star(time_ratio: ArrayLike) -> int | None:
 
 
 def optimal_train_batch(
-    *, noise_scale: ArrayLike, update_time_intercept: ArrayLike, update_time_slope: ArrayLike
+    *,
+    noise_scale: ArrayLike,
+    update_time_intercept: ArrayLike,
+    update_time_slope: ArrayLike,
+    lr_rule: str = "tuned",
 ) -> Floats:
-    """Batch of the least time to target for tuned rates and an affine step time.
+    """Batch of the least time to target for the drift family's sample cost and an affine step time.
 
     Parameters
     ----------
     noise_scale : array_like, any shape [responses]
     update_time_intercept : array_like, broadcastable [s]
     update_time_slope : array_like, broadcastable [s/response]
+    lr_rule : {'tuned', 'sqrt', 'fixed', 'linear', 'invariant'}
+        The last four at rates far below the best one.
 
     Returns
     -------
     ndarray [responses]
-        sqrt(B_noise tau_0/tau_1).
+        With a = tau_0/tau_1: sqrt(a B_noise) tuned, (a + sqrt(a^2 + 8 a B_noise))/2 for sqrt,
+        2 a/(1 + sqrt(1 + 8 a/B_noise)) for fixed; infinite for linear and invariant, where T falls with the batch.
+
+    Raises
+    ------
+    InputError
+        For an unknown rule.
 
     Examples
     --------
     >>> float(optimal_train_batch(noise_scale=3750, update_time_intercept=247, update_time_slope=0.71).round())
     1142.0
+    >>> float(
+    ...     optimal_train_batch(
+    ...         noise_scale=3750, update_time_intercept=247, update_time_slope=0.71, lr_rule="sqrt"
+    ...     ).round()
+    ... )
+    1799.0
     """
-    return np.asarray(np.sqrt(noise_scale * (np.asarray(update_time_intercept) / np.asarray(update_time_slope))))
+    a = np.asarray(update_time_intercept, dtype=np.float64) / np.asarray(update_time_slope, dtype=np.float64)
+    noise = np.asarray(noise_scale, dtype=np.float64)
+    if lr_rule == "tuned":
+        return np.asarray(np.sqrt(noise) * np.sqrt(a))
+    if lr_rule == "sqrt":
+        return np.asarray((a + np.sqrt(a) * np.sqrt(a + 8 * noise)) / 2)
+    if lr_rule == "fixed":
+        return np.asarray(2 * a / (1 + np.sqrt(1 + 8 * a / noise)))
+    if lr_rule in ("linear", "invariant"):
+        return np.full(np.broadcast_shapes(a.shape, noise.shape), np.inf)
+    raise InputError(f"no closed form of the best batch under the rule '{lr_rule}'", remedy=nearest(lr_rule, RULES))
+
+
+def plateau_factor(
+    *,
+    noise_scale: ArrayLike,
+    update_time_intercept: ArrayLike,
+    update_time_slope: ArrayLike,
+    tolerance: ArrayLike = NEAR_BEST - 1,
+) -> Floats:
+    """How far from the best batch T stays within a tolerance, with tuned rates and an affine step time.
+
+    Parameters
+    ----------
+    noise_scale : array_like, any shape [responses]
+    update_time_intercept : array_like, broadcastable [s]
+    update_time_slope : array_like, broadcastable [s/response]
+    tolerance : array_like, broadcastable [1]
+        T/T_best - 1, not negative.
+
+    Returns
+    -------
+    ndarray [1]
+        k >= 1: T is within the tolerance from B_opt/k to k B_opt. It solves k + 1/k - 2 =
+        tolerance (1 + w)^2/w with w^2 = tau_0/(tau_1 B_noise), and is least at w = 1.
+
+    Raises
+    ------
+    InputError
+        For a negative tolerance.
+
+    Examples
+    --------
+    >>> float(plateau_factor(noise_scale=3750, update_time_intercept=247, update_time_slope=0.71).round(2))
+    1.69
+    """
+    off = np.asarray(tolerance, dtype=np.float64)
+    if not (off >= 0).all():
+        raise InputError(f"tolerance is {np.min(off):g}, and it must not be negative")
+    a = np.asarray(update_time_intercept, dtype=np.float64) / np.asarray(update_time_slope, dtype=np.float64)
+    w = np.sqrt(a / np.asarray(noise_scale, dtype=np.float64))
+    # k + 1/k - 2 = 4 sinh^2(log(k)/2).
+    return np.asarray(np.exp(2 * np.arcsinh(np.sqrt(off / w) * (1 + w) / 2)))
 
 
 def worst_penalty(factor: ArrayLike) -> Floats:

@@ -6,7 +6,6 @@ import mpmath
 import naive
 import numpy as np
 import pytest
-import sympy as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import gammaincinv
@@ -58,7 +57,7 @@ class TestSignalFunction:
                 assert mixed[i, j] == pytest.approx(float(signal_function(b, snr_shape=k)), rel=1e-14)
 
     @pytest.mark.parametrize("k", [0.1, 0.5, 4.0, 300.0])
-    @pytest.mark.parametrize(("b", "error"), [(1e-8, 1e-14), (1.0, 1e-14), (1e4, 1e-14), (1e8, 3e-7)])
+    @pytest.mark.parametrize(("b", "error"), [(1e-8, 1e-14), (1.0, 1e-14), (1e4, 1e-14), (1e8, 1e-17)])
     def test_quadrature_error_is_what_the_module_states(self, b: float, error: float, k: float) -> None:
         with mpmath.workdps(60):
             shape = mpmath.mpf(k)
@@ -117,11 +116,3 @@ class TestStepCost:
 
     def test_sgd_pays_for_the_noise_of_its_step(self) -> None:
         assert step_cost([100.0, 400.0], noise_scale=100.0, optimizer="sgd").tolist() == [2.0, 1.25]
-
-
-def test_the_integral_form_follows_from_the_definition() -> None:
-    """The Gamma Laplace transform step of the derivation, symbolically."""
-    y, k, u = sp.symbols("y k u", positive=True)
-    density = k**k * y ** (k - 1) * sp.exp(-k * y) / sp.gamma(k)
-    transform = sp.integrate(y * density * sp.exp(-u * y), (y, 0, sp.oo), conds="none")
-    assert sp.simplify(transform - (1 + u / k) ** (-(k + 1))) == 0

@@ -6,7 +6,6 @@ import math
 import naive
 import numpy as np
 import pytest
-import sympy as sp
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -51,25 +50,6 @@ def r_n(
 
 
 class TestTheLawItself:
-    def test_follows_from_the_progress_per_update(self) -> None:
-        """S/S_0 = (rk/s)(2 - c0)/(2 - c0 s rk), derived by SymPy and compared with NumPy."""
-        eta, a, a0, h, c0, s = sp.symbols("eta A A_0 h c_0 s", positive=True)
-
-        def progress(rate: sp.Expr, slope: sp.Expr) -> sp.Expr:
-            return rate * slope - rate**2 * h / 2
-
-        optimum = sp.solve(sp.diff(progress(eta, a0), eta), eta)[0]
-        eta0 = c0 * optimum
-        updates_ratio = progress(eta0, a0) / progress(s * eta0, a)
-        rk = a0 / a
-        stated = (rk / s) * (2 - c0) / (2 - c0 * s * rk)
-        assert sp.simplify(updates_ratio - stated) == 0
-        law = sp.lambdify((a, a0, h, c0, s), updates_ratio, "math")
-        for values in ((0.9, 0.3, 2.0, 0.2, 1.7), (0.5, 0.45, 0.1, 1.1, 1.2)):
-            slope, slope0, _, fr, rate = values
-            cost = cost_at_rate(3.0, learning_rate_ratio=rate, lr_fraction=fr, slope_ratio=slope0 / slope)
-            assert float(cost) == pytest.approx(3.0 * law(*values), rel=1e-12)
-
     @pytest.mark.parametrize("rule", ["fixed", "sqrt", "linear", "tuned"])
     @pytest.mark.parametrize("h", [1.0, 0.3, 4.0])
     @pytest.mark.parametrize(("n", "k", "c0"), [(8.0, math.inf, 0.3), (2.0, 0.5, 0.8), (30.0, 2.0, 0.05)])

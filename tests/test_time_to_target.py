@@ -1,16 +1,24 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import naive
 import numpy as np
 import pytest
-import sympy as sp
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from batchsim.errors import InputError
 from batchsim.learning.sample_cost import sample_cost_ratio
-from batchsim.time_to_target import effective_range, optimal_train_batch, p_near_best, star, worst_penalty
+from batchsim.time_to_target import (
+    effective_range,
+    optimal_train_batch,
+    p_near_best,
+    plateau_factor,
+    star,
+    worst_penalty,
+)
 
 positive = st.floats(0.01, 1e4)
 times = st.one_of(st.floats(0.2, 5.0), st.just(math.inf))
@@ -24,30 +32,6 @@ def tuned_time(batch: float, noise_scale: float, tau0: float, tau1: float) -> fl
 
 
 class TestOptimum:
-    def test_is_derived_from_hyperbola_and_affine_time(self) -> None:
-        b, noise, tau0, tau1, k = sp.symbols("B B_noise tau_0 tau_1 k", positive=True)
-        total = (1 + b / noise) * (tau0 / b + tau1)
-        optimum = sp.solve(sp.diff(total, b), b)
-        assert [sp.simplify(o - sp.sqrt(noise * tau0 / tau1)) for o in optimum] == [0]
-        at_best = total.subs(b, optimum[0])
-        # T_min = S_min (sqrt(tau0) + sqrt(tau1 B_noise))^2 with E_min = S_min B_noise.
-        assert sp.simplify(sp.expand(at_best * noise - (sp.sqrt(tau0) + sp.sqrt(tau1 * noise)) ** 2)) == 0
-        function = sp.lambdify((noise, tau0, tau1), optimum[0], "math")
-        for values in ((3750.0, 247.0, 0.71), (200.0, 10.0, 3.0)):
-            computed = optimal_train_batch(
-                noise_scale=values[0], update_time_intercept=values[1], update_time_slope=values[2]
-            )
-            assert float(computed) == pytest.approx(function(*values), rel=1e-12)
-
-        # The penalty of k B_opt, with a = tau0/tau1 = r^2 B_noise: largest at r = 1, where it is (2 + k + 1/k)/4.
-        r = sp.symbols("r", positive=True)
-        penalty = sp.simplify((total.subs(b, k * optimum[0]) / at_best).subs(tau0, tau1 * noise * r**2))
-        bound = (2 + k + 1 / k) / 4
-        assert sp.simplify(penalty.subs(r, 1) - bound) == 0
-        excess = sp.factor(sp.simplify(bound - penalty))
-        assert sp.simplify(excess - (k - 1) ** 2 * (r - 1) ** 2 / (4 * k * (r + 1) ** 2)) == 0
-        assert float(worst_penalty(3.0)) == pytest.approx(float(bound.subs(k, 3)))
-
     @given(noise_scale=positive, tau0=positive, tau1=positive, off=st.floats(1.02, 50))
     def test_time_falls_to_it_and_rises_from_it(self, noise_scale: float, tau0: float, tau1: float, off: float) -> None:
         # P7.
@@ -68,6 +52,33 @@ class TestOptimum:
             float(worst_penalty(k)), rel=1e-9
         )
 
+    @given(noise_scale=positive, tau0=positive, tau1=positive, tolerance=st.floats(1e-6, 10))
+    def test_plateau_ends_where_time_leaves_the_tolerance(
+        self, noise_scale: float, tau0: float, tau1: float, tolerance: float
+    ) -> None:
+        system: dict[str, Any] = {
+            "noise_scale": noise_scale,
+            "update_time_intercept": tau0,
+            "update_time_slope": tau1,
+        }
+        best, k = float(optimal_train_batch(**system)), float(plateau_factor(tolerance=tolerance, **system))
+        law = (noise_scale, tau0, tau1)
+        for edge in (k, 1 / k):
+            assert tuned_time(edge * best, *law) / tuned_time(best, *law) - 1 == pytest.approx(tolerance, rel=1e-6)
+
+    def test_a_plateau_is_narrowest_where_noise_scale_and_amortisation_batch_coincide(self) -> None:
+        factors = plateau_factor(noise_scale=[1, 10, 100, 1e3, 1e4], update_time_intercept=100, update_time_slope=1)
+        assert np.argmin(factors) == 2
+        # k + 1/k - 2 = .2 there.
+        assert factors[2] + 1 / factors[2] == pytest.approx(2.2, rel=1e-12)
+
+    def test_careless_input(self) -> None:
+        law: dict[str, Any] = {"noise_scale": 1.0, "update_time_intercept": 1.0, "update_time_slope": 1.0}
+        with pytest.raises(InputError, match=r"rule 'sqr'.*did you mean 'sqrt'"):
+            optimal_train_batch(lr_rule="sqr", **law)
+        with pytest.raises(InputError, match=r"tolerance is -0.1"):
+            plateau_factor(tolerance=[0.1, -0.1], **law)
+
     def test_published_numbers(self) -> None:
         assert worst_penalty([2.0, 0.5, 4.0]).tolist() == [1.125, 1.125, 1.5625]
         # MLPerf GRPO in the notes, section 5.4: a = 348, B_noise = 3750.
@@ -75,6 +86,10 @@ class TestOptimum:
         tuned = optimal_train_batch(noise_scale=noise_scale, update_time_intercept=a, update_time_slope=1.0)
         assert round(float(tuned)) == 1142
         # Under the sqrt rule far below the optimal rate the optimum is (a + sqrt(a^2 + 8 a B_noise))/2 = 1799.
+        root = optimal_train_batch(
+            noise_scale=noise_scale, update_time_intercept=a, update_time_slope=1.0, lr_rule="sqrt"
+        )
+        assert round(float(root)) == 1799
         batches = np.arange(200.0, 8000.0)
         total = sample_cost_ratio(batches, reference_batch=256, noise_scale=noise_scale) * (a / batches + 1)
         assert batches[np.argmin(total)] == 1799

@@ -152,8 +152,9 @@ def noise_floor_factor(
     if not (f0 < d).all():
         raise InputError(f"the reference's floor {np.max(f0):g} lies above the target {np.min(d):g}")
     with np.errstate(divide="ignore", invalid="ignore"):
-        needed = np.where(f < d, np.log((d0 - f) / np.where(f < d, d - f, np.nan)), np.inf)
-    return np.asarray(needed / np.log((d0 - f0) / (d - f0)))
+        # (d_0 - F)/(d - F) is 1 + (d_0 - d)/(d - F): no digits are lost where the target is near the start.
+        needed = np.where(f < d, np.log1p((d0 - d) / np.where(f < d, d - f, np.nan)), np.inf)
+    return np.asarray(needed / np.log1p((d0 - d) / (d - f0)))
 
 
 def staleness_factor(
