@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Logs = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Log files, folders, globs, or - for standard input (MLPerf, verl, TRL, W&B, TensorBoard, CSV; .gz too)."
+        help="Log files, folders, globs, or - for standard input (MLPerf, verl, TRL, W&B, TensorBoard, CSV; .gz too), "
+        "or runs saved as .nc."
     ),
 ]
 Example = Annotated[str | None, typer.Option("--example", help="Use data that ships with the package.", metavar="NAME")]
@@ -105,6 +106,8 @@ def numbers(text: str | None, option: str) -> list[float]:
     return found
 
 
+SAVED = ".nc"
+"""Ending of runs that were saved."""
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 
 
@@ -144,10 +147,56 @@ def logs_of_plan(plan: Plan, given: dict[str, Any]) -> tuple[list[str], dict[str
 
 
 def load_runs(paths: list[str], given: dict[str, Any]) -> xr.DataTree:
-    """Runs of log paths, with what the command line supplies."""
+    """Runs of log paths, with what the command line supplies, or runs that were saved as NetCDF.
+
+    Raises
+    ------
+    InputError
+        As `read_logs` and `logs.load_runs`; also for saved runs beside logs, or with what a log may lack.
+    """
     from batchsim.logs import read_logs
 
-    return read_logs(paths, **{k: v for k, v in given.items() if v is not None})
+    known = {k: v for k, v in given.items() if v is not None}
+    saved = [path for path in paths if Path(path).suffix == SAVED]
+    if not saved:
+        return read_logs(paths, **known)
+    if len(saved) < len(paths):
+        other = next(path for path in paths if path not in saved)
+        raise InputError(f"{saved[0]} holds saved runs, and {other} is no {SAVED} file", remedy="read them apart")
+    supplied = [f"--{name.replace('_', '-')}" for name in known if name != "allow_unknown_batch"]
+    if supplied:
+        raise InputError(
+            f"{', '.join(supplied)} supply what a log lacks, and {saved[0]} holds runs that are settled",
+            remedy="leave them out",
+        )
+    return _saved_runs(saved)
+
+
+def _saved_runs(paths: list[str]) -> xr.DataTree:
+    """Saved runs of one framework, those of several files side by side."""
+    import xarray as xr
+
+    from batchsim import logs
+
+    trees = {path: logs.load_runs(path) for path in dict.fromkeys(paths)}
+    frameworks = {str(tree.attrs.get("framework", "")): path for path, tree in trees.items()}
+    if len(frameworks) > 1:
+        (one, first), (other, second) = list(frameworks.items())[:2]
+        raise InputError(f"{first} holds runs of {one}, {second} of {other}", remedy="read them apart")
+    nodes: dict[str, xr.Dataset] = {}
+    warnings: list[str] = []
+    for path, tree in trees.items():
+        for name, node in tree.children.items():
+            unique = name if name not in nodes else f"{Path(path).stem}-{name}"
+            while unique in nodes:
+                unique += "'"
+            nodes[unique] = node.to_dataset()
+        warnings += tree.attrs.get("warnings", [])
+    if not nodes:
+        raise InputError("the file holds no runs", where=paths[0], remedy="save runs, or name logs")
+    joined = xr.DataTree.from_dict(nodes)
+    joined.attrs = {**next(iter(trees.values())).attrs, "warnings": list(dict.fromkeys(warnings))}
+    return joined
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`batchsim simulate`: worlds run forward: `rollout`, the generation of a step, and `quadratic`, which learns."""
+"""`batchsim simulate`: `rollout`, the generation of a step, and worlds that learn, `grpo`, `ppo` and `quadratic`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchsim.cli import options as opt
+from batchsim.cli.simulate_policy import grpo, ppo
 from batchsim.cli.simulate_quadratic import quadratic
 from batchsim.errors import InputError
 
@@ -60,6 +61,8 @@ def _simulate() -> None:
     """Simulate a rollout, or a world that learns."""
 
 
+app.command(epilog="Try: batchsim simulate grpo --out runs.nc && batchsim predict runs.nc")(grpo)
+app.command(epilog="Try: batchsim simulate ppo --clip 0.2 --updates-per-rollout 8 --epochs 2")(ppo)
 app.command()(quadratic)
 
 

@@ -32,6 +32,7 @@ from batchsim.learning.worlds.quadratic import moments as moments
 from batchsim.learning.worlds.quadratic import power_law as power_law
 from batchsim.learning.worlds.quadratic import stable_rate as stable_rate
 from batchsim.learning.worlds.quadratic import updates_to_target as updates_to_target
+from batchsim.learning.worlds.run_layout import responses_to_target as responses_to_target
 from batchsim.learning.worlds.scaling import regimes as regimes
 from batchsim.learning.worlds.scaling import scaling_curve as scaling_curve
 from batchsim.learning.worlds.scaling import tuned_rate as tuned_rate

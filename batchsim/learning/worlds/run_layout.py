@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from batchsim.errors import InputError
+from batchsim.learning.curve.crossings import crossing
 from batchsim.learning.lr_rule import EXPONENTS, LRRule, learning_rate_ratio, rule_name
 from batchsim.learning.worlds.softmax import Floats
 from batchsim.variables import set_attrs
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 METRIC = "val/score"
 """Name of the exact score; a sampled one is `val/mean@k`."""
+RECIPE = ("prompts", "group_size", "updates_per_rollout", "epochs", "learning_rate")
 ROWS_MAX = 10**7
 """Rollout steps of all runs together: some 2 GB."""
 RUNS_MAX = 2000
@@ -109,8 +111,9 @@ def layout_of(
         "model": "",
         **attrs,
         "provenance": {
-            **dict.fromkeys(("responses", "grad_norm", "score"), "simulated"),
+            **dict.fromkeys((*RECIPE, *columns, "score"), "simulated"),
             "step_seconds": time,
+            "elapsed": "running sum of step_seconds [s]",
             **notes,
         },
         "warnings": [],
@@ -142,6 +145,33 @@ def goal(target: float | None) -> dict[str, Any]:
 def _finite(values: Floats) -> Floats:
     """A number that outgrew floating point is unknown, as in a log."""
     return np.where(np.isfinite(values), values, np.nan)
+
+
+def responses_to_target(ds: xr.Dataset, target: float, *, metric: str = METRIC) -> float:
+    """Kept responses at which a run's score first reaches a target, by a straight line between evaluations.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        A run in the layout of logs.
+    target : float [1]
+    metric : str
+
+    Returns
+    -------
+    float [responses]
+        Infinite where no evaluation reaches it; NaN without an evaluation.
+    """
+    used, score = ds["evaluation_responses"].values, ds["score"].sel(metric=metric).values
+    found = crossing(used, score, target=target)
+    if found is None:
+        return np.nan
+    if found.index_high is None:
+        return np.inf
+    if found.index_low is None:
+        return float(used[found.index_high])
+    low, high = found.index_low, found.index_high
+    return float(used[low] + (target - score[low]) / (score[high] - score[low]) * (used[high] - used[low]))
 
 
 def run_names(batch: Floats, seeds: int) -> dict[tuple[int, int], str]:
@@ -203,7 +233,9 @@ def check_positive(name: str, values: Floats) -> None:
     """Refuse what is not positive and finite."""
     bad = ~((values > 0) & (values < np.inf))
     if bad.any():
-        raise InputError(f"{name} is {values[bad][0]:g}; it must be positive and finite")
+        raise InputError(
+            f"{name} is {values[bad][0]:g}; it must be positive and finite", remedy="give a number above 0"
+        )
 
 
 def broadcast(**given: ArrayLike) -> dict[str, Floats]:

@@ -371,11 +371,12 @@ def _simulate_policy(
     *,
     responses_max: ArrayLike,
     target: float | None,
+    evaluate_every: ArrayLike | None,
     mean_at: tuple[int, int],
     seeds: int,
     seed: int,
     threads: int | None,
-    **options: Any,
+    progress: Callable[[int, int], object] | None,
 ) -> xr.DataTree:
     check_counts(seeds, seed, threads)
     prompts, group = (whole(name, arms[name], 2**20) for name in ("prompts", "group_size"))
@@ -388,6 +389,8 @@ def _simulate_policy(
         critic, _ = rates_of("critic_learning_rate", critic_learning_rate, batch, lr_rule)
     length = broadcast(rollout=rollout, rate=rate, responses_max=responses_max)
     check_positive("responses_max", length["responses_max"])
+    if evaluate_every is not None:
+        check_positive("evaluate_every", broadcast(evaluate_every=evaluate_every)["evaluate_every"])
     check_rows(np.ceil(length["responses_max"] / length["rollout"]), seeds)
     runs = train(
         world,
@@ -404,7 +407,8 @@ def _simulate_policy(
         seeds=seeds,
         seed=seed,
         threads=threads,
-        **options,
+        evaluate_every=evaluate_every,
+        progress=progress,
     )
     of_arm = {run.arm: run.prompts * run.group_size * trainer.epochs // trainer.updates_per_rollout for run in runs}
     names = run_names(np.array([of_arm[arm] for arm in sorted(of_arm)], dtype=np.float64), seeds)
@@ -471,8 +475,8 @@ def _policy_layout(
         columns["critic_grad_norm"] = record["critic_grad_norm"]
     if chunks > 1 and not drops:
         for prefix in prefixes:
-            for name in ("sq_norm_batch", "sq_norm_chunk"):
-                columns[f"{prefix}{name}"] = record[f"{prefix}{name}"]
+            for column in (f"{prefix}sq_norm_batch", f"{prefix}sq_norm_chunk"):
+                columns[column] = record[column]
         facts = {**facts, "chunks": chunks}
     scores = {METRIC: seen["score"]}
     if "eval_samples" in facts:
