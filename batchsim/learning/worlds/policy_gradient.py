@@ -41,6 +41,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import log_softmax
 
 from batchsim.errors import InputError
 from batchsim.learning.curve.crossings import crossing
@@ -302,8 +303,9 @@ def train(
     )
     if target is not None and not np.isfinite(target):
         raise InputError(f"target is {target}, not a finite score")
-    if seeds < 1:
-        raise InputError(f"seeds is {seeds}, and it must be at least 1")
+    for name, count, least in (("seeds", seeds, 1), ("seed", seed, 0), ("threads", threads, 1)):
+        if count is not None and count < least:
+            raise InputError(f"{name} is {count}, and it must be at least {least}")
     if not (0 <= mean_at[0] <= len(world.validation) and mean_at[1] >= 0):
         raise InputError(
             f"mean_at is {mean_at}", remedy=f"give up to {len(world.validation)} prompts, and samples of each"
@@ -325,7 +327,7 @@ def train(
     shared = kernels.World(
         world.features,
         world.offset,
-        world.offset - np.log(np.sum(np.exp(world.offset), axis=1, keepdims=True)),
+        log_softmax(world.offset, axis=1),
         world.value_features,
         world.validation,
         world.validation_offset,
@@ -419,9 +421,12 @@ def _arms(trainer: Trainer, **given: ArrayLike) -> list[_Arm]:
             raise InputError(f"{name} is {v[bad][0]:g}, not a whole number from {low} to {high:,}")
     for name in ("learning_rate", "critic_learning_rate", "responses_max", "evaluate_every", "halves_until"):
         v = arrays[name]
-        bad = ~((v >= 0 if name == "halves_until" else v > 0) & (v < np.inf))
+        may_be_0 = name == "halves_until"
+        bad = ~((v >= 0 if may_be_0 else v > 0) & (v < np.inf))
         if bad.any():
-            raise InputError(f"{name} is {v[bad].flat[0]:g}; it must be positive and finite")
+            raise InputError(
+                f"{name} is {v[bad][0]:g}; it must be finite and {'not negative' if may_be_0 else 'positive'}"
+            )
     if trainer.algorithm == "grpo" and (arrays["group_size"] < 2).any():
         raise InputError("group_size is 1, and GRPO compares the responses of a group", remedy="give 2 or more")
     passes = trainer.updates_per_rollout // trainer.epochs
