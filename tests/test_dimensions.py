@@ -2,18 +2,22 @@
 
 The functions take plain arrays, so units cannot ride along. Instead pint reads the dimension of every
 argument and result from the vocabulary, all base units are rescaled at once, and a result that is
-dimensionally right must scale with the powers of its own dimension.
+dimensionally right must scale with the powers of its own dimension. In the derivations units do ride along: both
+sides of every equation are walked, sum by sum.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pint
 import pytest
+import sympy as sp
+from closed_forms import FORMS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +26,8 @@ from batchsim.learning.sample_cost import critical_train_batch, sample_cost_rati
 from batchsim.plan import plan_from_dict
 from batchsim.predict import predict
 from batchsim.system import pipeline, step_time
-from batchsim.time_to_target import optimal_train_batch
+from batchsim.theory import DERIVATIONS, QUANTITIES, derive
+from batchsim.time_to_target import optimal_train_batch, plateau_factor
 from batchsim.variables import VARIABLES
 
 REGISTRY: pint.UnitRegistry[Any] = pint.UnitRegistry()
@@ -48,6 +53,11 @@ CASES: list[tuple[Callable[..., Any], dict[str, float], str]] = [
         optimal_train_batch,
         {"noise_scale": 3750.0, "update_time_intercept": 247.0, "update_time_slope": 0.71},
         "train_batch",
+    ),
+    (
+        plateau_factor,
+        {"noise_scale": 3750.0, "update_time_intercept": 247.0, "update_time_slope": 0.71},
+        "time_ratio",
     ),
     (
         sample_cost_ratio,
@@ -141,6 +151,178 @@ def test_the_units_of_the_vocabulary_close() -> None:
     assert same(unit("rollout_batch") / unit("gen_throughput_max"), unit("gen_time"))
     assert same(unit("prompts") * unit("group_size"), unit("rollout_batch"))
     assert same(unit("noise_trace") / unit("signal_square"), unit("noise_scale"))
+
+
+# -- the derivations ----------------------------------------------------------------------------------
+
+# A registry without pint's own units, in which a byte would be a number and B a bel.
+OWN: pint.UnitRegistry[Any] = pint.UnitRegistry(None)
+for definition in (
+    "second = [time] = s",
+    "response = [response] = _ = responses",
+    "prompt = [prompt] = _ = prompts",
+    "token = [token] = _ = tokens",
+    "score = [score]",
+    "parameter = [parameter]",
+    "byte = [byte] = B",
+    "FLOP = [work]",
+    "USD = [money]",
+):
+    OWN.define(definition)
+COUNTS = ("[response]", "[prompt]")
+Dimension = dict[str, Fraction]
+"""Powers of the base dimensions; None stands for a zero, which has any."""
+
+
+def of_unit(unit: str) -> Dimension:
+    powers = OWN.parse_units("" if unit == "1" else unit).dimensionality
+    return {name: Fraction(str(power)) for name, power in powers.items()}
+
+
+OF_SYMBOL = {q.symbol: of_unit(q.unit) for q in QUANTITIES.values()}
+
+
+class Walk:
+    """Dimension of an expression; sums and comparisons of unlike things are an error."""
+
+    def __init__(self, known: Mapping[Any, Dimension], *, counts: bool) -> None:
+        self.known = {s: self.stripped(d) if counts else d for s, d in known.items()}
+
+    @staticmethod
+    def stripped(dimension: Dimension) -> Dimension:
+        return {name: power for name, power in dimension.items() if name not in COUNTS}
+
+    def same(self, parts: list[Dimension | None], where: Any) -> Dimension | None:
+        found = [p for p in parts if p is not None]
+        if any(p != found[0] for p in found):
+            raise ValueError(f"{where} puts {found} together")
+        return found[0] if found else None
+
+    def number(self, part: Any) -> None:
+        if self.of(part) not in ({}, None):
+            raise ValueError(f"{part} must be a number and has {self.of(part)}")
+
+    def times(self, a: Dimension, b: Dimension, power: Fraction = Fraction(1)) -> Dimension:
+        total = {name: a.get(name, Fraction(0)) + power * b.get(name, Fraction(0)) for name in {*a, *b}}
+        return {name: value for name, value in total.items() if value}
+
+    def bound(self, variable: Any, limits: tuple[Any, ...]) -> None:
+        if variable not in self.known:
+            self.known[variable] = next((d for d in map(self.of, limits) if d), {})
+
+    def of(self, e: Any) -> Dimension | None:
+        if e.is_zero and e.is_number:
+            return None
+        if e.is_number or e.is_infinite:
+            return {}
+        if e in self.known:
+            return self.known[e]
+        if isinstance(e, sp.core.function.AppliedUndef):
+            return self.known[e.func]
+        if isinstance(e, sp.Add):
+            return self.same([self.of(a) for a in e.args], e)
+        if isinstance(e, sp.Mul):
+            total: Dimension = {}
+            for a in e.args:
+                total = self.times(total, self.of(a) or {})
+            return total
+        if isinstance(e, sp.Pow) and e.exp.is_number:
+            return self.times({}, self.of(e.base) or {}, Fraction(str(sp.Rational(e.exp))))
+        if isinstance(e, sp.Pow | sp.exp | sp.log | sp.gamma):
+            for a in e.args:
+                self.number(a)
+            return {}
+        if isinstance(e, sp.Derivative):
+            total = self.of(e.expr) or {}
+            for variable, order in e.variable_count:
+                total = self.times(total, self.of(variable) or {}, Fraction(-int(order)))
+            return total
+        if isinstance(e, sp.Integral):
+            for variable, *limits in e.limits:
+                self.bound(variable, tuple(limits))
+            total = self.of(e.function) or {}
+            for variable, *_ in e.limits:
+                total = self.times(total, self.known[variable])
+            return total
+        if isinstance(e, sp.Order):
+            return self.of(e.expr)
+        if isinstance(e, sp.Tuple):
+            return self.same([self.of(a) for a in e.args], e)
+        raise ValueError(f"no dimension of {e!r}, a {type(e).__name__}")
+
+    def check(self, equation: Any) -> Dimension | None:
+        """Dimension of the right side; a left side that is a name for it has no dimension of its own."""
+        if not isinstance(equation, sp.core.relational.Relational):
+            return self.of(equation)
+        right = self.of(equation.rhs)
+        named = all(s in self.known for s in equation.lhs.free_symbols)
+        return self.same([self.of(equation.lhs), right], equation) if named else right
+
+
+def walk_all(name: str) -> dict[str, Dimension | None]:
+    derivation = derive(name)
+    for step in derivation.steps:
+        Walk(OF_SYMBOL, counts=step.counts).check(step.equation)
+    return {
+        result: Walk(OF_SYMBOL, counts=result in derivation.counts).check(equation)
+        for result, equation in derivation.results.items()
+    }
+
+
+@pytest.mark.parametrize("name", DERIVATIONS)
+def test_both_sides_of_every_derived_equation_agree(name: str) -> None:
+    assert walk_all(name)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda s: sp.Eq(s["time_to_target"], s["responses_to_target"] * s["throughput"]), "puts .* together"),
+        (lambda s: s["train_batch"] + s["noise_scale"] / s["throughput"], "puts .* together"),
+        (lambda s: sp.exp(-s["train_batch"]), "must be a number"),
+        (lambda s: s["train_batch"] ** s["snr_shape"], "must be a number"),
+        (lambda s: s["noise_trace"] + s["signal_square"], "puts .* together"),
+        (lambda s: sp.Symbol("unheard of") + s["train_batch"], "no dimension of"),
+    ],
+)
+def test_an_equation_of_unlike_sides_is_noticed(wrong: Callable[[Mapping[str, Any]], Any], said: str) -> None:
+    symbols = {q.name: q.symbol for q in QUANTITIES.values()}
+    with pytest.raises(ValueError, match=said):
+        Walk(OF_SYMBOL, counts=False).check(wrong(symbols))
+
+
+# What a form holds fixed by itself, or takes in whole numbers only.
+WHOLE = {
+    "nested_noise": {"[response]", "[prompt]"},
+    "batch_gradient/square_norm": {"[response]"},
+    "kv_capacity/concurrency": {"[token]", "[byte]", "[response]"},
+    "decode_steps": {"[token]"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("power", [1, -2])
+def test_every_shipped_form_scales_with_its_dimension(form: str, power: int) -> None:
+    """Argument by argument in the unit of its quantity; the result in the dimension of the derived equation."""
+    name, _, result = form.partition("/")
+    fixed = WHOLE.get(name, set()) | WHOLE.get(form, set())
+    bases = ("[time]", "[response]", "[prompt]", "[token]", "[score]", "[parameter]", "[byte]", "[money]")
+    scales = {base: 1.0 if base in fixed else 2.0 ** (power * (i + 1)) for i, base in enumerate(bases)}
+
+    def scale(dimension: Dimension | None) -> float:
+        return math.prod(scales[base] ** float(p) for base, p in (dimension or {}).items())
+
+    points = list(FORMS[form].points())
+    point = points[len(points) // 2]
+    scaled = {
+        n: v * scale(of_unit(QUANTITIES[n].unit)) if scale(of_unit(QUANTITIES[n].unit)) != 1 else v
+        for n, v in point.items()
+    }
+    before, after = (float(FORMS[form].shipped(**p)) for p in (point, scaled))
+    assert after == pytest.approx(before * scale(walk_all(name)[result]), rel=1e-6)
+
+
+# -- the whole chain ----------------------------------------------------------------------------------
 
 
 class TestWholeChain:

@@ -75,8 +75,8 @@ def optimal_batch() -> Derivation:
         ),
         steps=(
             Step(
-                says="Time to target with tuned rates, up to a factor.",
-                equation=sp.Eq(sp.Symbol(r"T/(N^*_0)"), total),
+                says="Time to target with tuned rates.",
+                equation=sp.Eq(v.T / v.N_reference, total),
             ),
             Step(says="Where its slope is zero.", equation=sp.Eq(v.B, tuned)),
             Step(says="Its curvature there, all of whose factors are positive: a minimum.", equation=curvature),
@@ -109,7 +109,7 @@ def optimal_batch() -> Derivation:
             "tuned": sp.Eq(v.B, tuned),
             "sqrt": sp.Eq(v.B, root),
             "fixed": sp.Eq(v.B, fixed),
-            "least_time": sp.Eq(v.T, sp.factor(sp.simplify(total.subs(v.B, tuned)))),
+            "least_time": sp.Eq(v.T / v.N_reference, sp.factor(sp.simplify(total.subs(v.B, tuned)))),
             "curvature": sp.Eq(sp.Symbol("T''"), curvature),
             "excess": sp.Eq(sp.Symbol(r"T/T_\mathrm{best}"), excess),
             "worst": sp.Eq(sp.Symbol(r"\max T/T_\mathrm{best}"), worst),

@@ -91,7 +91,6 @@ def adam_drift() -> Derivation:
     most = sp.limit(alike, v.b, sp.oo)
     relative = sp.simplify(alike / most)
     signal = sp.simplify(relative / sp.sqrt(v.b))
-    z = sp.Dummy("z", positive=True)
     with_epsilon = sp.simplify(
         (v.G_i**2 / (sp.sqrt(square) + v.eps * v.G_i))
         .subs(v.sigma, v.G_i * sp.sqrt(v.B_noise))
@@ -127,7 +126,9 @@ def adam_drift() -> Derivation:
             ),
             Step(
                 says="Large batches, in `z = 1/b`.",
-                equation=sp.Eq(sp.Symbol(r"A/A_\infty"), sp.series(sp.simplify(relative.subs(v.b, 1 / z)), z, 0, 3)),
+                equation=sp.Eq(
+                    sp.Symbol(r"A/A_\infty"), sp.series(sp.simplify(relative.subs(v.b, 1 / v.z)), v.z, 0, 3)
+                ),
             ),
             Step(
                 says="Curvature that an update of fixed norm meets, `(G'HG + tr(H Sigma)/B)/(|G|^2 + tr(Sigma)/B)`, "
@@ -273,7 +274,7 @@ def sample_cost() -> Derivation:
 
 def penalty() -> Derivation:
     """Share of its progress that a step keeps, and the sample cost with it."""
-    function = sp.Function("g", positive=True)(v.c)
+    function = v.kept(v.c)
     falls = -v.kappa * function ** (1 + v.p)
     # g^-p grows linearly, from 1.
     speed = sp.simplify(sp.diff(function ** (-v.p), v.c).subs(sp.Derivative(function, v.c), falls))
