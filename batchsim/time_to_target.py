@@ -8,7 +8,7 @@ Batches are judged draw by draw, so that what is common to all batches (a noise 
 counted as if it could favour one of them:
 
     effective range   contiguous batches with P(T <= 1.05 T_best) >= 1/2
-    star              the smallest batch whose median T is within 5 % of the least median
+    star              the smallest batch of the range whose median T is within 5 % of the least median
 
 With tuned rates, r_N = (1 + B/B_noise)/(1 + B_0/B_noise), and an affine step time t = tau_0 + tau_1 B, T is
 least at the geometric mean of the noise scale and of tau_0/tau_1, where half the plateau is reached,
@@ -42,13 +42,15 @@ RULES = ("tuned", "sqrt", "fixed", "linear", "invariant")
 Floats = NDArray[np.float64]
 
 
-def p_near_best(time_ratio: ArrayLike) -> Floats:
+def p_near_best(time_ratio: ArrayLike, *, near_best: float = NEAR_BEST) -> Floats:
     """Probability that a batch is within 5 % of the best candidate.
 
     Parameters
     ----------
     time_ratio : array_like, (draw, train_batch) [1]
         T/T_0; infinite where training diverges.
+    near_best : float [1]
+        T over that of the best that still counts as best.
 
     Returns
     -------
@@ -56,27 +58,30 @@ def p_near_best(time_ratio: ArrayLike) -> Floats:
     """
     t = np.asarray(time_ratio, dtype=np.float64)
     best = t.min(axis=1, keepdims=True)
-    return np.asarray(np.mean((t <= NEAR_BEST * best) & np.isfinite(t), axis=0))
+    return np.asarray(np.mean((t <= near_best * best) & np.isfinite(t), axis=0))
 
 
-def effective_range(time_ratio: ArrayLike) -> tuple[int, int] | None:
+def effective_range(time_ratio: ArrayLike, *, near_best: float = NEAR_BEST) -> tuple[int, int] | None:
     """Contiguous batches that are probably within 5 % of the best, as indices.
 
     Parameters
     ----------
     time_ratio : array_like, (draw, train_batch) [1]
         Batches in increasing order.
+    near_best : float [1]
+        See `p_near_best`. A smaller one never widens the range.
 
     Returns
     -------
     (first, last) or None
-        The run around the most probable batch; None if no batch reaches one half.
+        The run around the batch that is most probably within 5 %; None if it does not reach one half.
     """
-    p = p_near_best(time_ratio)
+    p = p_near_best(time_ratio, near_best=near_best)
     inside = p >= RANGE_PROBABILITY
-    if not inside.any():
+    # The centre does not move with near_best, so that ranges are nested.
+    first = last = int(np.argmax(p if near_best == NEAR_BEST else p_near_best(time_ratio)))
+    if not inside[first]:
         return None
-    first = last = int(np.argmax(p))
     while first > 0 and inside[first - 1]:
         first -= 1
     while last + 1 < p.size and inside[last + 1]:
@@ -85,7 +90,7 @@ def effective_range(time_ratio: ArrayLike) -> tuple[int, int] | None:
 
 
 def star(time_ratio: ArrayLike) -> int | None:
-    """Index of the smallest batch whose median T is within 5 % of the least median.
+    """Index of the smallest batch of the effective range whose median T is within 5 % of the least median.
 
     Parameters
     ----------
@@ -95,13 +100,17 @@ def star(time_ratio: ArrayLike) -> int | None:
     Returns
     -------
     int or None
-        None without an effective range.
+        None without an effective range. Where no median of the range is within 5 % of the least one outside it
+        (which draws of very different lengths can bring about), the batch of its least median.
     """
-    if effective_range(time_ratio) is None:
+    found = effective_range(time_ratio)
+    if found is None:
         return None
+    first, last = found
     median = np.median(np.asarray(time_ratio, dtype=np.float64), axis=0)
     near = np.isfinite(median) & (median <= NEAR_BEST * median.min())
-    return int(np.flatnonzero(near)[0]) if near.any() else None
+    within = np.flatnonzero(near[first : last + 1])
+    return first + int(within[0] if within.size else np.argmin(median[first : last + 1]))
 
 
 def optimal_train_batch(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from batchsim.criterion import cost, gpu_hours, is_faster, saving, time_ratio, time_to_target, verdict
 
 positive = st.floats(1e-6, 1e6)
+triples = st.tuples(positive, positive, positive)
 
 
 class TestPublishedNumbers:
@@ -49,6 +51,47 @@ class TestCriterion:
         if abs(exact - 1) > 1e-12:
             assert sooner == (exact < 1) == (t < t0)
         assert float(time_ratio(sample_cost_ratio=n / n0, throughput_ratio=q / q0)) == pytest.approx(t / t0, rel=1e-12)
+
+    @given(n=triples, q=triples)
+    def test_of_two_recipes_one_is_faster_and_of_three_the_order_is_one(
+        self, n: tuple[float, float, float], q: tuple[float, float, float]
+    ) -> None:
+        # Antisymmetry and transitivity, each recipe in turn being the reference; exact times decide near a tie.
+        exact = [Fraction(a) / Fraction(b) for a, b in zip(n, q, strict=True)]
+
+        def beats(i: int, j: int) -> bool:
+            return bool(is_faster(sample_cost_ratio=n[i] / n[j], throughput_ratio=q[i] / q[j]))
+
+        for i, j, k in itertools.permutations(range(3)):
+            apart = abs(exact[i] / exact[j] - 1) > 1e-12
+            assert not (apart and beats(i, j) and beats(j, i))
+            if apart:
+                assert beats(i, j) or beats(j, i)
+            if beats(i, j) and beats(j, k) and abs(exact[i] / exact[k] - 1) > 1e-12:
+                assert beats(i, k)
+        assert not any(beats(i, i) for i in range(3))
+
+    @given(n=positive, n0=positive, q=positive, q0=positive, responses=st.floats(1e-3, 1e3), time=st.floats(1e-3, 1e3))
+    def test_units_of_responses_and_time_decide_nothing(
+        self, n: float, n0: float, q: float, q0: float, responses: float, time: float
+    ) -> None:
+        per_time = responses / time
+        one = time_ratio(sample_cost_ratio=n / n0, throughput_ratio=q / q0)
+        other = time_ratio(
+            sample_cost_ratio=(n * responses) / (n0 * responses), throughput_ratio=(q * per_time) / (q0 * per_time)
+        )
+        assert float(other) == pytest.approx(float(one), rel=1e-13)
+        scaled = time_to_target(responses_to_target=n * responses, throughput=q * per_time)
+        assert float(scaled) == pytest.approx(
+            float(time_to_target(responses_to_target=n, throughput=q)) * time, rel=1e-13
+        )
+        if abs(float(one) - 1) > 1e-12:
+            assert bool(
+                is_faster(
+                    sample_cost_ratio=(n * responses) / (n0 * responses),
+                    throughput_ratio=(q * per_time) / (q0 * per_time),
+                )
+            ) == (float(one) < 1)
 
     def test_a_tie_is_not_faster(self) -> None:
         assert not bool(is_faster(sample_cost_ratio=1.5, throughput_ratio=1.5))

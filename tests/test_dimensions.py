@@ -310,7 +310,7 @@ def test_every_shipped_form_scales_with_its_dimension(form: str, power: int) -> 
     scales = {base: 1.0 if base in fixed else 2.0 ** (power * (i + 1)) for i, base in enumerate(bases)}
 
     def scale(dimension: Dimension | None) -> float:
-        return math.prod(scales[base] ** float(p) for base, p in (dimension or {}).items())
+        return float(math.prod(scales[base] ** float(p) for base, p in (dimension or {}).items()))
 
     points = list(FORMS[form].points())
     point = points[len(points) // 2]

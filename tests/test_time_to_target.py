@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -110,6 +111,14 @@ class TestRange:
         assert effective_range(scaled) == effective_range(table)
         assert star(scaled) == star(table)
 
+    @given(tables, st.lists(st.floats(1.0, 2.0), min_size=2, max_size=4))
+    def test_a_smaller_tolerance_never_widens_it(self, table: list[list[float]], tolerances: list[float]) -> None:
+        ranges = [effective_range(table, near_best=near) for near in sorted({*tolerances, 1.05})]
+        for small, large in itertools.pairwise(ranges):
+            if small is not None:
+                assert large is not None
+                assert large[0] <= small[0] <= small[1] <= large[1]
+
     def test_what_all_batches_share_favours_none(self) -> None:
         # One factor per draw, however large, leaves certainty about the best batch.
         draws = np.exp(np.linspace(-2, 2, 50))[:, None] * np.array([1.2, 1.0, 1.03, 1.5])
@@ -136,15 +145,24 @@ class TestStar:
         assert star([[1.0, 0.70, 0.68, 0.67, 0.9]]) == 1
 
     @given(tables)
-    def test_is_on_the_plateau_and_nothing_smaller_is(self, table: list[list[float]]) -> None:
-        chosen = star(table)
-        if chosen is None:
+    def test_is_on_the_plateau_of_the_range_and_nothing_smaller_is(self, table: list[list[float]]) -> None:
+        chosen, found = star(table), effective_range(table)
+        assert (chosen is None) == (found is None)
+        if chosen is None or found is None:
             return
+        assert found[0] <= chosen <= found[1]
         columns = [sorted(draw[i] for draw in table) for i in range(len(table[0]))]
         middle = len(table) // 2
         medians = [c[middle] if len(c) % 2 else (c[middle - 1] + c[middle]) / 2 for c in columns]
-        assert medians[chosen] <= 1.05 * min(medians)
-        assert all(m > 1.05 * min(medians) for m in medians[:chosen])
+        near = [i for i in range(found[0], found[1] + 1) if medians[i] <= 1.05 * min(medians) < math.inf]
+        least = min(range(found[0], found[1] + 1), key=medians.__getitem__)
+        assert chosen == (near[0] if near else least)
+
+    def test_lies_in_the_range_where_medians_and_probabilities_disagree(self) -> None:
+        # The first batch is best in three draws of five and its median is that of the longest of them.
+        table = [[10.0, 10.6], [20.0, 21.2], [30.0, 31.8], [99.0, 1.06], [99.0, 1.06]]
+        assert effective_range(table) == (0, 0)
+        assert star(table) == 0
 
     @example([[math.inf, 1.0], [math.inf, math.inf]])
     @given(tables)
