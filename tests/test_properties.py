@@ -1,7 +1,7 @@
 """Properties that hold for any recipe, machine or world, and the list of all of them with the test of each.
 
-`PROPERTIES` is also the table of docs/testing.md. Those that belong in a module's own test file are only named here; below
-are those of the whole prediction, of roofline, memory and rollout, and of worlds without noise.
+`PROPERTIES` is also the table of docs/testing.md. Those that belong in a module's own test file are only named here;
+below are those of the whole prediction, of roofline, memory and rollout, and of worlds without noise.
 """
 
 from __future__ import annotations
