@@ -17,14 +17,12 @@ if TYPE_CHECKING:
     from batchsim.learning.worlds import SoftmaxWorld, Trainer
 
 # -- the world ------------------------------------------------------------------------------------------
-Dim = Annotated[int, typer.Option(help="Features per answer: parameters of the policy.", min=1)]
-TrainPrompts = Annotated[int, typer.Option(help="Prompts to train on.", min=1)]
-ValidationPrompts = Annotated[int, typer.Option(help="Prompts of the validation score.", min=1)]
-Answers = Annotated[int, typer.Option(help="Answers of a prompt.", min=2)]
-Correct = Annotated[int, typer.Option(help="Correct ones among them.", min=1)]
-Signal = Annotated[
-    int | None, typer.Option(help="Features that matter; the fewer, the sparser the gradient [all].", min=1)
-]
+Dim = Annotated[int, typer.Option(help="Features per answer: parameters of the policy.")]
+TrainPrompts = Annotated[int, typer.Option(help="Prompts to train on.")]
+ValidationPrompts = Annotated[int, typer.Option(help="Prompts of the validation score.")]
+Answers = Annotated[int, typer.Option(help="Answers of a prompt.")]
+Correct = Annotated[int, typer.Option(help="Correct ones among them.")]
+Signal = Annotated[int | None, typer.Option(help="Features that matter; the fewer, the sparser the gradient [all].")]
 ScaleSpread = Annotated[float, typer.Option(help="Spread of the log scale of features.")]
 Rotated = Annotated[bool, typer.Option(help="Turn the features by a random rotation.")]
 Overlap = Annotated[float, typer.Option(help="Share of features that prompts of a topic have in common.")]
@@ -32,7 +30,7 @@ Difficulty = Annotated[float, typer.Option(help="Spread over prompts of the log 
 LabelNoise = Annotated[float, typer.Option(help="Noise in what is correct: a share that cannot be learned.")]
 StartScore = Annotated[float, typer.Option(help="Mean score before training.")]
 Bound = Annotated[float | None, typer.Option(help="Largest shift of a logit [no bound].")]
-WorldSeed = Annotated[int, typer.Option(help="Seed of the world.", min=0)]
+WorldSeed = Annotated[int, typer.Option(help="Seed of the world.")]
 
 # -- the trainer ----------------------------------------------------------------------------------------
 Advantage = Annotated[str, typer.Option(help="group (normalised), mean (not divided), leave_one_out.")]
@@ -43,11 +41,11 @@ Normalise = Annotated[bool, typer.Option(help="Give advantages mean 0 and deviat
 OptimizerName = Annotated[str, typer.Option(help="adam or sgd.")]
 Beta1 = Annotated[float, typer.Option(help="Adam's decay of the mean gradient.")]
 Beta2 = Annotated[float, typer.Option(help="Adam's decay of the mean square.")]
-UpdatesPerRollout = Annotated[int, typer.Option(help="Updates M of a rollout step: B = P G E/M.", min=1)]
-Epochs = Annotated[int, typer.Option(help="Passes E over the responses of a rollout step; M is a multiple.", min=1)]
+UpdatesPerRollout = Annotated[int, typer.Option(help="Updates M of a rollout step: B = P G E/M.")]
+Epochs = Annotated[int, typer.Option(help="Passes E over the responses of a rollout step; M is a multiple.")]
 Clip = Annotated[float | None, typer.Option(help="Clip of the ratio, as 0.2 [never].")]
 GradClip = Annotated[float | None, typer.Option(help="Largest gradient norm [no limit].")]
-Staleness = Annotated[int, typer.Option(help="Age of the responses, in versions of the policy.", min=0)]
+Staleness = Annotated[int, typer.Option(help="Age of the responses, in versions of the policy.")]
 Lag = Annotated[str, typer.Option(help="constant (all that old) or uniform (up to that old).")]
 Kl = Annotated[float, typer.Option(help="Weight of the KL to the policy before training.")]
 
@@ -73,8 +71,8 @@ MeanAt = Annotated[
 ]
 StepSeconds = Annotated[float, typer.Option(help="Seconds of a rollout step, whatever its size.")]
 ResponseSeconds = Annotated[float, typer.Option(help="And per response generated, kept or not.")]
-Seeds = Annotated[int, typer.Option(help="Runs of every arm.", min=1)]
-Seed = Annotated[int, typer.Option(help="Seed of the runs.", min=0)]
+Seeds = Annotated[int, typer.Option(help="Runs of every arm.")]
+Seed = Annotated[int, typer.Option(help="Seed of the runs.")]
 Out = Annotated[
     Path | None, typer.Option(help="Write the runs; batchsim measure and predict read them.", metavar="FILE.nc")
 ]
@@ -253,6 +251,13 @@ def _run(
         raise InputError(
             f"--target {target:g} is outside 0 to 1", remedy="a score is a share of correct answers; 0 stands for none"
         )
+    for option, value, least in (
+        ("--train-prompts", world["prompts"], 1),
+        ("--validation-prompts", world["validation"], 1),
+        ("--world-seed", world["seed"], 0),
+    ):
+        if value < least:
+            raise InputError(f"{option} is {value}, and it must be at least {least}", remedy=f"as {option} 64")
     sampled = _mean_at(mean_at, world["validation"])
     if lr_rule is None and len(rates) == 1:
         lr_rule = "sqrt"

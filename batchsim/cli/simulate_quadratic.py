@@ -51,7 +51,7 @@ def quadratic(
         int | None, typer.Option(help="Updates after which a rate is given up [default: 1e9, adam 20000].")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Also simulate so many noisy runs of every batch [4 with --out].", min=1)
+        int | None, typer.Option(help="Also simulate so many noisy runs of every batch [4 with --out].")
     ] = None,
     rate: Annotated[
         str | None,
@@ -161,6 +161,8 @@ def quadratic(
 
 def _check_runs(wanted: int | None, options: dict[str, Any]) -> None:
     """Refuse options of runs where none are asked for, and rates of runs without a length."""
+    if wanted is not None and wanted < 1:
+        raise InputError(f"--seeds is {wanted}, and it must be at least 1", remedy="as --seeds 4")
     given = [name for name, value in options.items() if value is not None]
     if given and wanted is None:
         raise InputError(

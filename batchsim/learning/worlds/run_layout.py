@@ -283,7 +283,8 @@ def rates_of(name: str, given: ArrayLike, batch: Floats, lr_rule: LRRule | None)
             f"the rule '{rule}' needs to know the noise scale, and these runs are to show it",
             remedy=f"choose {', '.join(EXPONENTS)}, or give one rate per batch",
         )
-    rates = values[0] * learning_rate_ratio(batch / batch.min(), lr_rule=rule)
+    with np.errstate(over="ignore"):
+        rates = values[0] * learning_rate_ratio(batch / batch.min(), lr_rule=rule)
     if not np.isfinite(rates).all():
         raise InputError(
             f"{name} {values[0]:g} grows beyond floating point under the rule '{rule_name(rule)}'",
