@@ -152,12 +152,8 @@ class Twin:
 
     def draw(self, log_p: Floats) -> int:
         """An answer, by the sum of probabilities that first exceeds a uniform number."""
-        u, last = next(self.stream), len(log_p) - 1
-        for a, p in enumerate(np.exp(log_p)):
-            if u < p or a == last:
-                return a
-            u -= float(p)
-        raise AssertionError
+        u = next(self.stream)
+        return sum(u >= total for total in np.cumsum(np.exp(log_p))[:-1])
 
     def below(self, n: int) -> int:
         return min(int(next(self.stream) * n), n - 1)

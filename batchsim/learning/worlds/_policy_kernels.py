@@ -86,13 +86,18 @@ class How(NamedTuple):
 
 
 @njit(cache=True, error_model="numpy")  # type: ignore[misc,unused-ignore]
-def _uniform(state: NDArray[np.uint64]) -> float:
-    state[0] += GOLDEN
-    z = state[0]
+def _mixed(z: np.uint64) -> float:
+    """Number in [0, 1) of a state of splitmix64."""
     z = (z ^ (z >> S30)) * MIX_1
     z = (z ^ (z >> S27)) * MIX_2
     z = z ^ (z >> S31)
     return float(z >> S11) * UNIT
+
+
+@njit(cache=True, error_model="numpy")  # type: ignore[misc,unused-ignore]
+def _uniform(state: NDArray[np.uint64]) -> float:
+    state[0] += GOLDEN
+    return _mixed(state[0])
 
 
 @njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})  # type: ignore[misc,unused-ignore]
@@ -127,20 +132,26 @@ def _softmax(logits: Floats, probability: Floats) -> float:
 
 
 @njit(cache=True, error_model="numpy")  # type: ignore[misc,unused-ignore]
-def _sample(probability: Floats, draws: int, correct: int, count: Floats, state: NDArray[np.uint64]) -> int:
+def _sample(
+    probability: Floats, draws: int, correct: int, count: Floats, cumulative: Floats, state: NDArray[np.uint64]
+) -> int:
     """Draw answers, count each, and return how many are among the first `correct`."""
-    count[:] = 0.0
+    total = 0.0
+    for a in range(probability.size):
+        total += probability[a]
+        cumulative[a], count[a] = total, 0.0
     good = 0
-    last = probability.size - 1
+    word = state[0]
     for _ in range(draws):
-        u = _uniform(state)
+        word += GOLDEN
+        u = _mixed(word)
+        # Without a branch, which could not be predicted; rounding of the last sum is no answer's.
         a = 0
-        while a < last and u >= probability[a]:
-            u -= probability[a]
-            a += 1
+        for k in range(probability.size - 1):
+            a += u >= cumulative[k]
         count[a] += 1.0
-        if a < correct:
-            good += 1
+        good += a < correct
+    state[0] = word
     return good
 
 
@@ -153,6 +164,15 @@ def _advantages(good: int, draws: int, kind: int) -> tuple[float, float]:
         return (1.0 - mean) / spread, -mean / spread
     scale = 1.0 if kind == 1 else draws / (draws - 1.0)
     return (1.0 - mean) * scale, -mean * scale
+
+
+@njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})  # type: ignore[misc,unused-ignore]
+def _add_group(gradient: Floats, weight: Floats, slope: Floats, features: Singles) -> None:
+    for a in range(weight.size):
+        w = weight[a] * slope[a]
+        if w != 0.0:
+            for i in range(gradient.size):
+                gradient[i] += w * features[a, i]
 
 
 @njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})  # type: ignore[misc,unused-ignore]
@@ -184,12 +204,13 @@ def _norms(chunks: Floats, share: Floats, gradient: Floats) -> tuple[float, floa
         total += share[c]
     small = 0.0
     for c in range(chunks.shape[0]):
-        own = 0.0
+        own, part, scale = 0.0, share[c] / total, 1.0 / share[c]
         for i in range(gradient.size):
-            gradient[i] += chunks[c, i] / total
-            chunks[c, i] /= share[c]
-            own += chunks[c, i] * chunks[c, i]
-        small += own * share[c] / total
+            mean = chunks[c, i] * scale
+            chunks[c, i] = mean
+            gradient[i] += part * mean
+            own += mean * mean
+        small += part * own
     whole = 0.0
     for i in range(gradient.size):
         whole += gradient[i] * gradient[i]
@@ -217,14 +238,14 @@ def _step(
             theta[i] += rate * shrink * gradient[i]
             size += theta[i] * theta[i]
         return size
-    one, two = 1.0 - beta1**n, 1.0 - beta2**n
+    one, two = 1.0 / (1.0 - beta1**n), 1.0 / (1.0 - beta2**n)
     for i in range(theta.size):
         g = shrink * gradient[i]
         first[i] = beta1 * first[i] + (1.0 - beta1) * g
         second[i] = beta2 * second[i] + (1.0 - beta2) * g * g
-        root = math.sqrt(second[i] / two) + epsilon
+        root = math.sqrt(second[i] * two) + epsilon
         # A gradient of exactly 0 from the start on has no direction to scale.
-        theta[i] += rate * (first[i] / one) / root if root > 0.0 else 0.0
+        theta[i] += rate * (first[i] * one) / root if root > 0.0 else 0.0
         size += theta[i] * theta[i]
     return size
 
@@ -249,7 +270,7 @@ def _evaluate(
         for a in range(world.correct):
             exact += work[2, a]
         if p < sampled:
-            drawn += _sample(work[2], samples, world.correct, work[3], state)
+            drawn += _sample(work[2], samples, world.correct, work[3], work[5], state)
     return exact / world.validation.shape[0], drawn / (max(sampled, 1) * max(samples, 1))
 
 
@@ -322,7 +343,7 @@ def _rollout(
         lag = min(lag, step)
         _logits(world.features[p], world.offset[p], ring[(step - lag) % versions], world.bound, logits, slope)
         log_norm = _softmax(logits, probability)
-        right = _sample(probability, group, world.correct, count, state)
+        right = _sample(probability, group, world.correct, count, work[5], state)
         right_total += right
         gain, loss = 0.0, 0.0
         if how.ppo:
@@ -340,9 +361,7 @@ def _rollout(
             share[c] += 1.0
             if how.kl > 0.0:
                 _pull(how.kl, logits, log_norm, probability, world.start[p], weight)
-            for a in range(answers):
-                if weight[a] != 0.0:
-                    _add(chunks[c], weight[a] * slope[a], world.features[p, a])
+            _add_group(chunks[c], weight, slope, world.features[p])
         else:
             chosen[kept], advantage[kept, 0], advantage[kept, 1] = p, gain, loss
             for a in range(answers):
@@ -417,9 +436,7 @@ def _stored(
             weight[a] -= total * probability[a]
         if how.kl > 0.0:
             _pull(how.kl, logits, log_norm, probability, world.start[p], weight)
-        for a in range(answers):
-            if weight[a] != 0.0:
-                _add(chunks[c], weight[a] * slope[a], world.features[p, a])
+        _add_group(chunks[c], weight, slope, world.features[p])
         if how.ppo:
             _add(critic_chunks[c], right - _dot(world.value_features[p], omega), world.value_features[p])
     return clipped, touched
@@ -462,7 +479,7 @@ def run(
     critic_first, critic_second, critic_gradient = np.zeros(omega.size), np.zeros(omega.size), np.zeros(omega.size)
     chunk_count = min(CHUNKS, prompts * how.epochs // how.updates)
     chunks, critic_chunks = np.zeros((chunk_count, dim)), np.zeros((chunk_count, omega.size))
-    share, work = np.zeros(chunk_count), np.zeros((5, answers))
+    share, work = np.zeros(chunk_count), np.zeros((6, answers))
     ring = np.zeros((staleness + 1, dim))
     fused = not how.ppo and how.updates == 1 and staleness == 0 and how.zero_variance != DROP
     held = 0 if fused else prompts
