@@ -20,9 +20,10 @@ responses"), where parameters outgrow floating point ("diverges"), or where grou
 
 Nothing here knows `sample_cost`: what runs show is not put into them.
 
-Cost: a group costs two passes over A D features (.3 us at A = 8, D = 128), a response one draw, an update one Adam
-step (.2 us at D = 128), an evaluation one pass over the validation prompts. Memory beyond what is recorded does not
-grow with the updates.
+Cost at A = G = 8 and D = 128, on one core of an AMD EPYC of 2023: .4 us per group kept, groups sampled in vain
+included (two passes over A D features and G draws; three passes and .65 us with mini-batches, stale responses, dropped
+groups or a value function), .6 us more per update (joining chunks and a step of Adam), and .2 us per validation prompt
+evaluated. Memory beyond what is recorded does not grow with the updates.
 
 References
 ----------
@@ -339,16 +340,12 @@ def train(
     def one(task: _Task) -> Trained:
         return task.run(shared, how, start, world.value_start, trainer)
 
-    if not tasks:
-        return ()
-    # The first call compiles, which two threads would do twice.
-    ordered = sorted(tasks, key=lambda task: task.cost)
-    done = {ordered[0].key: one(ordered[0])}
-    if progress is not None:
-        progress(1, len(tasks))
+    done: dict[tuple[int, int], Trained] = {}
+    # The longest first, lest one of them runs alone at the end.
+    ordered = sorted(tasks, key=lambda task: task.cost, reverse=True)
     with ThreadPoolExecutor(max_workers=threads or _threads()) as pool:
         try:
-            waiting = {pool.submit(one, task): task for task in reversed(ordered[1:])}
+            waiting = {pool.submit(one, task): task for task in ordered}
             for future in as_completed(waiting):
                 done[waiting[future].key] = future.result()
                 if progress is not None:
