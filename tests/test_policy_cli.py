@@ -151,12 +151,12 @@ def test_saved_runs_are_those_of_the_package(capsys: pytest.CaptureFixture[str],
 
 def test_several_files_are_read_together(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     one, two = str(tmp_path / "one.nc"), str(tmp_path / "two.nc")
-    run(capsys, *GRPO, "--out", one)
-    run(capsys, *GRPO, "--out", two, "--seed", "5")
+    run(capsys, *GRPO, "--out", one, "--seeds", "1")
+    run(capsys, *GRPO, "--out", two, "--seeds", "1", "--seed", "5")
     found = answer(capsys, one, two, verb="measure")
-    assert len(found["runs"]) == 8
+    assert len(found["runs"]) == 4
     assert not any("same numbers" in warning for warning in found["warnings"])
-    assert len(answer(capsys, one, one, verb="measure")["runs"]) == 4
+    assert len(answer(capsys, one, one, verb="measure")["runs"]) == 2
 
 
 def test_saved_runs_take_nothing_that_a_log_may_lack(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_saved_runs_take_nothing_that_a_log_may_lack(capsys: pytest.CaptureFixtu
 
 def test_a_noisy_score_is_written_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "runs.nc"
-    assert "--metric val/score" in run(capsys, *GRPO, "--mean-at", "32,4", "--out", str(path))
+    assert "--metric val/score" in run(capsys, *GRPO, "--mean-at", "32,4", "--seeds", "1", "--out", str(path))
     assert answer(capsys, str(path), "--metric", "val/mean@4", verb="measure")["metric"] == "val/mean@4"
 
 
@@ -409,3 +409,48 @@ def test_a_failed_write_leaves_nothing(
     monkeypatch.setattr("batchsim.logs.store._save_netcdf", fail)
     assert "No space left on device" in run(capsys, *GRPO, "--out", str(tmp_path / "runs.nc"), status=2)
     assert not list(tmp_path.iterdir())
+
+
+# -- docs/worlds.md -----------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "worlds.md").read_text(encoding="utf-8")
+
+
+def numbers(text: str) -> list[float]:
+    """Numbers outside of parentheses."""
+    return [float(n.replace(",", "")) for n in re.findall(r"(?<![\w.])\d[\d,]*\.?\d*", re.sub(r"\(.*?\)", "", text))]
+
+
+def test_the_commands_of_the_page_run_and_print_what_it_shows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```\n(\$ batchsim .*?)\n```$", PAGE, re.M | re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        for part in block.split("$ batchsim ")[1:]:
+            command, _, shown = part.partition("\n")
+            verb, *arguments = command.split()
+            out = run(capsys, *arguments, verb=verb)
+            printed = [line.strip() for line in out.splitlines() if line.strip()]
+            for line in filter(None, map(str.strip, shown.splitlines())):
+                if line[0].isalpha() and not line.startswith("Soonest"):
+                    assert line in [re.sub(r" +", " ", p) for p in printed] or line in printed
+                elif line[0] != "─":
+                    # Another processor sums in another order, and a sampled answer may differ.
+                    same = [p for p in printed if numbers(p)[:1] == numbers(line)[:1]]
+                    assert any(
+                        len(numbers(p)) == len(numbers(line)) and np.allclose(numbers(p), numbers(line), rtol=0.05)
+                        for p in same
+                    ), line
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bowl.nc", "ppo.png", "runs.nc"]
+
+
+def test_the_python_of_the_page_runs() -> None:
+    from batchsim.learning.worlds import simulate_grpo, softmax_world
+    from batchsim.measure import measure
+
+    (code,) = re.findall(r"^```python\n(.*?)\n```$", PAGE, re.M | re.S)
+    names: dict[str, Any] = {"simulate_grpo": simulate_grpo, "softmax_world": softmax_world, "measure": measure}
+    exec(code, names)
+    assert names["measured"].attrs["target"] == 0.55

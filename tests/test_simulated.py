@@ -166,12 +166,13 @@ def test_calibrate_and_predict_take_them_as_logs(trees: dict[str, xr.DataTree], 
 
 
 @kinds
-def test_runs_come_back_from_a_file(trees: dict[str, xr.DataTree], kind: str, tmp_path: Path) -> None:
+def test_runs_come_back_from_a_file(kind: str, tmp_path: Path) -> None:
+    tree = simulate(kind, seeds=1)
     for ending in ("nc", "json"):
-        save_runs(trees[kind], tmp_path / f"runs.{ending}")
+        save_runs(tree, tmp_path / f"runs.{ending}")
         back = load_runs(tmp_path / f"runs.{ending}")
-        assert back.attrs == trees[kind].attrs
-        for name, ds in datasets(trees[kind]).items():
+        assert back.attrs == tree.attrs
+        for name, ds in datasets(tree).items():
             xr.testing.assert_identical(back[name].to_dataset(), ds)
 
 
@@ -380,27 +381,27 @@ def test_the_mean_of_runs_is_the_expected_loss(how: Optimizer) -> None:
     rate = 0.02 if how.kind == "adam" else 0.1
     world = power_law(12, random_start=False, noise=0.3)
     tree = simulate_quadratic(
-        world, how, train_batch=4, learning_rate=rate, responses_max=400, evaluate_every=4, seeds=600
+        world, how, train_batch=4, learning_rate=rate, responses_max=400, evaluate_every=4, seeds=250
     )
     scores = np.array([ds["score"].values[0] for ds in datasets(tree).values()])
     at = np.array([30, 60, 100])
     # Far enough from the start that no score is cut at 0.
     assert (scores[:, at] > 0).all()
     loss = expected_loss(world, how, train_batch=4, learning_rate=rate, updates=at) / world.start_loss
-    error = scores[:, at].std(axis=0) / np.sqrt(600)
+    error = scores[:, at].std(axis=0) / np.sqrt(250)
     assert (np.abs(1 - scores[:, at].mean(axis=0) - loss) < 4 * error).all()
 
 
 # -- how runs end --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", [1e308, 1e200, 1e20])
+@pytest.mark.parametrize("rate", [1e308, 1e20])
 @kinds
 def test_a_run_that_diverges_says_so_and_holds_no_nan(kind: str, rate: float, tmp_path: Path) -> None:
     sgd: dict[str, Any] = {}
     if kind != "quadratic":
         sgd = {"trainer": Trainer(algorithm=kind, optimizer="sgd"), "target": 0.999}
-    tree = simulate(kind, learning_rate=rate, lr_rule=None, seeds=2, responses_max=4000, **sgd)
+    tree = simulate(kind, learning_rate=rate, lr_rule=None, seeds=1, responses_max=4000, **sgd)
     if kind == "quadratic" or rate > 1e155:
         assert {ds.attrs["status"] for ds in datasets(tree).values()} == {"diverges"}
         assert "runs diverge" in tree.attrs["warnings"][-1]
