@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 from test_docs import keys
 
 from batchsim.cli import main
+from batchsim.cli.options import example_path
 from batchsim.learning.worlds import (
     Optimizer,
     Trainer,
@@ -24,7 +26,7 @@ from batchsim.learning.worlds import (
     true_noise,
     true_value_noise,
 )
-from batchsim.logs import load_runs
+from batchsim.logs import load_runs, read_logs, save_runs
 
 SMALL = (
     "--dim", "16", "--train-prompts", "64", "--validation-prompts", "64", "--responses-max", "30000",
@@ -165,6 +167,12 @@ def test_saved_runs_take_nothing_that_a_log_may_lack(capsys: pytest.CaptureFixtu
     log.write_text("step:1\n")
     assert "--prompts supply what a log lacks" in run(capsys, str(path), "--prompts", "4", status=2, verb="measure")
     assert "read them apart" in run(capsys, str(path), str(log), status=2, verb="measure")
+    example = tmp_path / "example.nc"
+    save_runs(read_logs(example_path("verl-sweep")), example)
+    assert len(answer(capsys, str(example), "--target", "0.55", verb="measure")["runs"]) > 1
+    assert "runs of simulation" in run(capsys, str(path), str(example), status=2, verb="measure")
+    save_runs(xr.DataTree(), tmp_path / "empty.nc")
+    assert "the file holds no runs" in run(capsys, str(tmp_path / "empty.nc"), status=2, verb="explain")
     assert "no such file" in run(capsys, str(tmp_path / "none.nc"), status=2, verb="measure")
     path.write_bytes(path.read_bytes()[:2000])
     assert "not runs that save_runs wrote" in run(capsys, str(path), status=2, verb="measure")

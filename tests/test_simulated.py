@@ -204,6 +204,14 @@ def test_arms_of_one_batch_are_told_apart() -> None:
     assert len(measure(tree)["arms"]["arm"]) == 2
 
 
+def test_arms_may_differ_in_staleness_alone() -> None:
+    tree = simulate("grpo", prompts=16, staleness=[0, 3], seeds=1, target=None, responses_max=4000)
+    fresh, stale = datasets(tree).values()
+    assert (fresh["staleness_mean"].values == 0).all()
+    assert stale["staleness_mean"].values[:5].tolist() == [0, 1, 2, 3, 3]
+    assert any("staleness is 0" in w for w in measure(tree).attrs["warnings"])
+
+
 def test_progress_counts_every_run() -> None:
     for kind in KINDS:
         seen: list[tuple[int, int]] = []
@@ -464,6 +472,17 @@ def test_a_target_that_the_start_meets_costs_nothing(kind: str) -> None:
         assert responses_to_target(ds, 0.01) == 0
         assert any("pass the target before training" in w for w in measure(tree).attrs["warnings"])
     assert ds.attrs["status"] == "reached"
+
+
+def test_runs_that_start_at_the_target_are_named() -> None:
+    tree = simulate_quadratic(
+        power_law(1), train_batch=8, learning_rate=0.1, responses_max=800, target=0.9, evaluate_every=8, seeds=20
+    )
+    early = [name for name, ds in datasets(tree).items() if not ds.sizes["rollout_step"]]
+    assert 0 < len(early) < 20
+    assert tree.attrs["warnings"] == [
+        f"{len(early)} of 20 runs meet the target before training: {', '.join(early[:3])}"
+    ]
 
 
 def test_without_a_target_runs_go_to_their_end() -> None:

@@ -192,6 +192,9 @@ def tree_of(nodes: Mapping[str, xr.Dataset], world: str, seed: int, warnings: li
         if found:
             more = f" and {len(found) - 3} more" if len(found) > 3 else ""
             warnings.append(f"{len(found)} of {len(ends)} runs {what}: {', '.join(found[:3])}{more}")
+    early = [name for name, ds in nodes.items() if ds.attrs["status"] == "reached" and not ds.sizes["rollout_step"]]
+    if early:
+        warnings.append(f"{len(early)} of {len(ends)} runs meet the target before training: {', '.join(early[:3])}")
     tree.attrs = {"framework": "simulation", "world": world, "seed": seed, "warnings": warnings}
     return tree
 

@@ -387,7 +387,7 @@ def _simulate_policy(
     critic = None
     if critic_learning_rate is not None:
         critic, _ = rates_of("critic_learning_rate", critic_learning_rate, batch, lr_rule)
-    length = broadcast(rollout=rollout, rate=rate, responses_max=responses_max)
+    length = broadcast(rollout=rollout, rate=rate, responses_max=responses_max, staleness=arms["staleness"])
     check_positive("responses_max", length["responses_max"])
     if evaluate_every is not None:
         check_positive("evaluate_every", broadcast(evaluate_every=evaluate_every)["evaluate_every"])
