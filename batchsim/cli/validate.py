@@ -23,7 +23,13 @@ CLAIMS = {
     "makespan": "the simulated rollout against batches sent at once",
     "training": "training step times, by models and rows left out",
     "rl-steps": "whole RL steps of other frameworks, from specifications",
+    "findings": "the paper's findings in simulated worlds",
+    "forecast": "r_N from two short pilots, over random simulated worlds",
+    "breaking": "attempts to falsify the learning law in simulated worlds",
+    "staleness": "what lag costs in simulated worlds, beside published rows",
 }
+WORLDS = {"findings": 6, "forecast": 15, "breaking": 3, "staleness": 3}
+"""Claims on simulated worlds, which need no data, and how many worlds each takes."""
 
 
 def validate(
@@ -35,6 +41,16 @@ def validate(
         typer.Option(
             help="Folder of measured data [default: $BATCHSIM_DATA, else ../shared/data where it exists].",
             metavar="FOLDER",
+        ),
+    ] = None,
+    worlds: Annotated[
+        int | None,
+        typer.Option(
+            help="Simulated worlds: "
+            + ", ".join(f"{name} {count}" for name, count in WORLDS.items())
+            + " by default (of each kind).",
+            min=1,
+            max=1000,
         ),
     ] = None,
     seed: opt.Seed = 0,
@@ -50,7 +66,14 @@ def validate(
     from batchsim.cli import answer
 
     opt.check_plot(plot)
-    result = _validated(claim, data, seed)
+    if worlds is not None and claim not in WORLDS:
+        raise InputError(
+            f"--worlds is for simulated worlds, and '{claim}' is held against measurements",
+            remedy=f"worlds are simulated by {', '.join(WORLDS)}",
+        )
+    if plot is not None and claim in WORLDS and claim != "forecast":
+        raise InputError(f"'{claim}' has no plot", remedy="of the simulated claims forecast has one")
+    result = _simulated(claim, worlds) if claim in WORLDS else _validated(claim, data, seed)
     if plot is not None:
         from batchsim import plot as draw
 
@@ -60,10 +83,31 @@ def validate(
         answer.write(result)
     elif claim == "samples":
         print_samples(result)
+    elif claim in WORLDS:
+        from batchsim.cli.validation_worlds import print_worlds
+
+        print_worlds(result)
     else:
         from batchsim.cli.validation_tables import print_slices
 
         print_slices(result)
+
+
+def _simulated(claim: str, worlds: int | None) -> dict[str, Any]:
+    """Validate on simulated worlds, with a bar."""
+    from batchsim.cli.simulate import bar
+    from batchsim.validate import worlds as validations
+
+    run = {
+        "findings": validations.validate_findings,
+        "forecast": validations.validate_forecast,
+        "breaking": validations.validate_breaking,
+        "staleness": validations.validate_staleness,
+    }[claim]
+    parts = {"findings": 3, "forecast": 4, "breaking": 15, "staleness": 4}[claim]
+    count = WORLDS[claim] if worlds is None else worlds
+    with bar(parts * count, f"validate {claim}") as advance:
+        return run(worlds=count, progress=lambda done, total: advance())
 
 
 def _validated(claim: str, data: Path | None, seed: int) -> dict[str, Any]:
