@@ -258,6 +258,8 @@ def test_the_critic_has_a_rate_of_its_own() -> None:
     one = simulate("ppo", responses_max=2000, seeds=1, critic_learning_rate=0.05)
     assert one["b128_s1"].attrs["provenance"]["critic_learning_rate"] == "0.1"
     assert not one.identical(simulate("ppo", responses_max=2000, seeds=1))
+    listed = simulate("ppo", responses_max=2000, seeds=1, critic_learning_rate=[0.05, 0.1])
+    assert listed.identical(one)
 
 
 # -- noise ------------------------------------------------------------------------------------------------

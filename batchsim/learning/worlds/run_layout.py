@@ -73,7 +73,29 @@ def layout_of(
     attrs: Mapping[str, Any],
     notes: Mapping[str, str],
 ) -> xr.Dataset:
-    """Dataset of a run; `steps` and `generated` are the rollout steps and responses behind each row."""
+    """Dataset of a run in the layout of logs.
+
+    Parameters
+    ----------
+    name : str
+    law : Law
+    steps, generated : ndarray (row,) [1], [responses]
+        Rollout steps and generated responses behind each row.
+    columns : mapping of str to ndarray (row,)
+        `responses`, `responses_generated`, `updates` and what else a log may hold over rollout steps.
+    used : ndarray (evaluation,) [responses]
+        Kept responses when each evaluation began.
+    scores : mapping of str to ndarray (evaluation,) [1]
+        By metric.
+    attrs : mapping
+        The recipe and what else is stated.
+    notes : mapping of str to str
+        Added to the provenance.
+
+    Returns
+    -------
+    xarray.Dataset
+    """
     import xarray as xr
 
     seconds = law.intercept * steps + law.slope * generated
@@ -270,7 +292,25 @@ def check_rows(steps: Floats, seeds: int) -> None:
 
 
 def rates_of(name: str, given: ArrayLike, batch: Floats, lr_rule: LRRule | None) -> tuple[Floats, str]:
-    """Learning rate of every batch and the name of its rule."""
+    """Learning rate of every batch and the name of its rule.
+
+    Parameters
+    ----------
+    name : str
+    given : array_like, scalar or (arm,) [1]
+    batch : ndarray (arm,) [responses]
+    lr_rule : str, callable or None
+        None is 'fixed' for one rate.
+
+    Returns
+    -------
+    rates, rule : ndarray (arm,) [1], str
+
+    Raises
+    ------
+    InputError
+        For a rate that is not positive and finite, several with a rule, or a rule that needs the noise scale.
+    """
     values = _numbers(name, given)
     check_positive(name, values)
     if values.size > 1:

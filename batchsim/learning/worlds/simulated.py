@@ -340,8 +340,8 @@ seeds, seed, threads, progress
     nodes = {}
     for (arm, number), run in sorted(found.items()):
         size = arms["train_batch"][arm]
-        recipe = recipe_of(prompts=size, group_size=1, train_batch=size, updates=1, epochs=1,
-                         rate=arms["learning_rate"][arm], rule=rule)  # fmt: skip
+        rate_here = arms["learning_rate"][arm]
+        recipe = recipe_of(prompts=size, group_size=1, train_batch=size, updates=1, epochs=1, rate=rate_here, rule=rule)
         nodes[names[arm, number]] = run.layout(names[arm, number], law, recipe | facts | {"seed": number})
     return tree_of(nodes, "noisy quadratic", seed, [])
 
@@ -386,7 +386,9 @@ def _simulate_policy(
     rate, rule = rates_of("learning_rate", learning_rate, batch, lr_rule)
     critic = None
     if critic_learning_rate is not None:
-        critic, _ = rates_of("critic_learning_rate", critic_learning_rate, batch, lr_rule)
+        # Of one per arm nothing is left to a rule, though the actor's may follow one.
+        follows = lr_rule if np.size(critic_learning_rate) == 1 else None
+        critic, _ = rates_of("critic_learning_rate", critic_learning_rate, batch, follows)
     length = broadcast(rollout=rollout, rate=rate, responses_max=responses_max, staleness=arms["staleness"])
     check_positive("responses_max", length["responses_max"])
     if evaluate_every is not None:
