@@ -267,24 +267,27 @@ def check_criterion(
     named = {"sample_cost_ratio": sample_cost_ratio, "throughput_ratio": throughput_ratio, "time": time}
     values = {name: np.atleast_1d(_numbers(name, value)) for name, value in named.items()}
     _same_length(values)
-    (start,) = np.atleast_1d(_numbers("reference_time", reference_time))
-    r_n, r_q, ratio = values["sample_cost_ratio"], values["throughput_ratio"], values["time"] / start
-    expected = r_n / r_q
-    off = np.abs(np.log(ratio) - np.log(expected))
+    start = _numbers("reference_time", reference_time)
+    if start.ndim:
+        raise InputError(f"reference_time has shape {start.shape}; it is the one time T_0 that others are relative to")
+    r_n, r_q = values["sample_cost_ratio"], values["throughput_ratio"]
+    log_expected, log_ratio = np.log(r_n) - np.log(r_q), np.log(values["time"]) - np.log(start)
+    off = np.abs(log_ratio - log_expected)
     i = int(np.argmax(off))
     if off[i] <= math.log1p(tolerance):
         return
     where = f"batch {i}: " if r_n.size > 1 else ""
+    expected, ratio, apart = _exp(log_expected[i]), _exp(log_ratio[i]), _exp(log_ratio[i] - log_expected[i]) - 1
     verdict = ""
-    if (ratio[i] < 1) != (r_q[i] > r_n[i]) and r_n[i] != r_q[i] and ratio[i] != 1:
+    if log_expected[i] * log_ratio[i] < 0:
         sign, said = (">", "faster") if r_q[i] > r_n[i] else ("<", "slower")
         other = "slower" if said == "faster" else "faster"
         verdict = f" r_q {sign} r_N says {said} than the reference, the time says {other}."
     raise AssertionError(
-        f"{where}r_N = {r_n[i]:.4g} and r_q = {r_q[i]:.4g} give T/T_0 = {expected[i]:.4g}, but T/T_0 = {ratio[i]:.4g}: "
-        f"{_percent(ratio[i] / expected[i] - 1)} (tolerance {100 * tolerance:.3g} %).{verdict} T = N*/q is an "
-        "identity, so the three were not taken over one stretch of the run: look for time with evaluation beside a "
-        "throughput without it, generated responses beside kept ones, another target, or another reference"
+        f"{where}r_N = {r_n[i]:.4g} and r_q = {r_q[i]:.4g} give T/T_0 = {expected:.4g}, but T/T_0 = {ratio:.4g}: "
+        f"{_percent(apart)} (tolerance {100 * tolerance:.3g} %).{verdict} T = N*/q is an identity, so the "
+        "three were not taken over one stretch of the run: look for time with evaluation beside a throughput without "
+        "it, generated responses beside kept ones, another target, or another reference"
     )
 
 
@@ -392,16 +395,17 @@ def check_sublinear(batches: ArrayLike, times: ArrayLike, *, tolerance: float = 
     """
     tolerance = _tolerance(tolerance)
     b, t = _over_batches(batches, times, least=2)
-    speed = b / t
-    best = np.maximum.accumulate(speed)
-    fall = speed / best
+    log_speed = np.log(b) - np.log(t)
+    fall = np.exp(log_speed - np.maximum.accumulate(log_speed))
     j = int(np.argmin(fall))
     if fall[j] >= 1 / (1 + tolerance):
         return
-    i = int(np.argmax(speed[:j]))
+    i = int(np.argmax(log_speed[:j]))
+    before, after = _exp(log_speed[i]), _exp(log_speed[j])
+    larger, longer = _exp(math.log(b[j]) - math.log(b[i])), _exp(math.log(t[j]) - math.log(t[i]))
     raise AssertionError(
-        f"{b[j] / b[i]:.3g} times the batch ({b[i]:g} to {b[j]:g}) takes {t[j] / t[i]:.3g} times as long ({t[i]:g} to "
-        f"{t[j]:g} s): throughput falls from {speed[i]:.4g} to {speed[j]:.4g} responses/s, {_percent(fall[j] - 1)} "
+        f"{larger:.3g} times the batch ({b[i]:g} to {b[j]:g}) takes {longer:.3g} times as long ({t[i]:g} to "
+        f"{t[j]:g} s): throughput falls from {before:.4g} to {after:.4g} responses/s, {_percent(fall[j] - 1)} "
         f"(tolerance {100 * tolerance:.3g} %). Shared time tau_0 >= 0 and a constant time per response cannot do this: "
         "look for preemption at full KV memory, longer responses, more filtering, or cold steps at the larger batch"
     )
@@ -439,7 +443,7 @@ def check_unimodal(batches: ArrayLike, times: ArrayLike, *, tolerance: float = R
     left = np.minimum.accumulate(t)
     right = np.minimum.accumulate(t[::-1])[::-1]
     edge = np.maximum(left, right)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         bump = np.where(t > edge, t / edge - 1, 0.0)
     j = int(np.argmax(bump))
     if bump[j] <= tolerance:
@@ -479,7 +483,7 @@ def _numbers(name: str, value: Any, *, positive: bool = True, endless: bool = Fa
         at = f"{name}[{i}]" if numbers.ndim else name
         raise InputError(
             f"{at} is {np.atleast_1d(numbers)[i]:g}, and it must be {wanted}",
-            remedy="leave batches out whose value is unknown",
+            remedy="leave out what is unknown",
         )
     return numbers
 
@@ -523,6 +527,10 @@ def _curve(batch: Any, curve: Any) -> tuple[Floats, Floats]:
             f"responses of {batch} do not rise from 0 on", remedy="give one score per evaluation, in order"
         )
     return n, j
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
 
 
 def _percent(change: float) -> str:

@@ -56,7 +56,7 @@ def symbols() -> str:
     rows = []
     for quantity in QUANTITIES.values():
         if quantity.symbol in used:
-            shown = quantity.symbol.__name__ if isinstance(quantity.symbol, type) else sympy.latex(quantity.symbol)
+            shown = quantity.symbol.__name__ if isinstance(quantity.symbol, type) else quantity.symbol.name
             rows.append(f"| ${shown}$ | `{quantity.name}` | {quantity.unit} |")
     return "\n".join(["## Symbols", "", "| symbol | code name | unit |", "|---|---|---|", *rows, ""])
 

@@ -11,7 +11,7 @@ import pytest
 
 import batchsim
 
-HEAVY = ("numpy", "scipy", "xarray", "pandas", "matplotlib", "typer", "pydantic", "rich")
+HEAVY = ("numpy", "scipy", "xarray", "pandas", "matplotlib", "typer", "pydantic", "rich", "sympy", "hypothesis")
 
 
 def loaded(script: str) -> set[str]:

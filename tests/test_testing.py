@@ -284,6 +284,17 @@ def test_a_tolerance_is_one_number(tolerance: Any) -> None:
             call()
 
 
+def test_numbers_of_any_size_are_compared_and_not_overflown() -> None:
+    check_criterion([1e308, 1e-308], [1e-10, 1e-10], [1e308, 1e-308], reference_time=1e-10)
+    with pytest.raises(AssertionError, match="give T/T_0 = inf, but T/T_0 = 1e-308"):
+        check_criterion(1e308, 1e-10, 1e-308)
+    check_sublinear([1e-300, 1e300], [1e-10, 1e300])
+    with pytest.raises(AssertionError, match="throughput falls from inf"):
+        check_sublinear([1e200, 1e300], [1e-200, 1e300])
+    with pytest.raises(AssertionError, match="bump"):
+        check_unimodal([1, 2, 3], [1e-300, 1e300, 1e-300])
+
+
 def test_too_few_or_repeated_batches() -> None:
     with pytest.raises(InputError, match="1 batch"):
         check_sublinear([1], [1])
@@ -291,6 +302,8 @@ def test_too_few_or_repeated_batches() -> None:
         check_unimodal([1, 2], [1, 2])
     with pytest.raises(InputError, match="batch 256 is given twice; average repeats"):
         check_sublinear([256, 512, 256], [1, 2, 1])
+    with pytest.raises(InputError, match="reference_time has shape"):
+        check_criterion(1.0, 1.0, 1.0, reference_time=[1.0, 2.0])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="reference_time is 0"):
         check_criterion(1.0, 1.0, 1.0, reference_time=0.0)
 

@@ -119,13 +119,27 @@ class Derivation:
         """
         lines = [f"## {self.title}", "", "Assumed:", *(f"- {a}" for a in self.assumptions), ""]
         for i, step in enumerate(self.steps, 1):
-            lines += [f"{i}. {step.says}", "", "```math", sp.latex(step.equation), "```", ""]
-        lines += ["Result:", ""]
-        for equation in self.results.values():
-            lines += ["```math", sp.latex(equation), "```", ""]
+            lines += [f"{i}. {step.says}", "", "```math", latex(step.equation), "```", ""]
+        lines += ["Results:", ""]
+        for result, equation in self.results.items():
+            lines += [f"- `{result}`", "", "```math", latex(equation), "```", ""]
         code = ", ".join(f"`{s.replace(':', '.')}`" for s in self.ships)
         lines += [f"Ships as {code}. Source: {'; '.join(self.sources)}." if code else f"Source: {self.sources[0]}."]
         return "\n".join(lines)
+
+
+def latex(expression: Any) -> str:
+    """LaTeX of an expression whose symbols are named in LaTeX already.
+
+    Parameters
+    ----------
+    expression : sympy.Basic
+
+    Returns
+    -------
+    str
+    """
+    return str(sp.latex(expression, symbol_names={s: s.name for s in expression.atoms(sp.Symbol)}))
 
 
 @cache

@@ -55,14 +55,16 @@ def batch_gradient() -> Derivation:
                 equation=sp.Eq(sp.Symbol(r"\langle g_n^2\rangle"), mean_square),
                 counts=True,
             ),
-            Step(says="Summed over coordinates.", equation=sp.Eq(sp.Symbol(r"\langle |g_B|^2\rangle"), norm)),
+            Step(
+                says="Summed over coordinates.", equation=sp.Eq(sp.Symbol(r"\langle \lvert g_B\rvert^2\rangle"), norm)
+            ),
             Step(
                 says="The batch at which noise and signal are equal is the noise scale.",
                 equation=sp.Eq(v.B_noise, noise),
             ),
             Step(
                 says="In its terms; a gradient of another unit changes neither side's ratio.",
-                equation=sp.Eq(sp.Symbol(r"\langle |g_B|^2\rangle"), factored),
+                equation=sp.Eq(sp.Symbol(r"\langle \lvert g_B\rvert^2\rangle"), factored),
             ),
         ),
         results={
@@ -107,9 +109,8 @@ def nested_noise() -> Derivation:
                 counts=True,
             ),
             Step(
-                says="The batch at which this equals the signal, at a fixed group size: the noise scale in "
-                "responses. It "
-                "does not depend on the group size, so that `P G` alone counts, as far as `G_s V_prompt` is small "
+                says="The batch at which this equals the signal, at a fixed group size: the noise scale in responses. "
+                "It does not depend on the group size, so that `P G` alone counts, as far as `G_s V_prompt` is small "
                 "beside `V_resp`.",
                 equation=sp.Eq(v.B_noise, noise),
                 counts=True,
@@ -121,8 +122,7 @@ def nested_noise() -> Derivation:
             ),
             Step(
                 says="Expected squares of the norms of a response, of a group and of the batch, solved for the "
-                "prompts' "
-                "part.",
+                "prompts' part.",
                 equation=sp.Eq(v.V_prompt, sp.factor(sp.simplify(found[v.V_prompt]))),
                 counts=True,
             ),
@@ -216,8 +216,7 @@ def group_baseline() -> Derivation:
         assumptions=(
             "Rewards are 1 or 0; of `G_s` responses to a prompt `K` are right.",
             "Advantages are rewards less the group's mean, over its standard deviation or not; right answers have a "
-            "mean "
-            "score that lies `d_mu` above that of wrong ones.",
+            "mean score that lies `d_mu` above that of wrong ones.",
         ),
         steps=(
             Step(says="Standard deviation of the rewards.", equation=sp.Eq(sp.Symbol("s_r"), deviation), counts=True),

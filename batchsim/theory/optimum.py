@@ -84,8 +84,7 @@ def optimal_batch() -> Derivation:
             Step(says="At a fixed rate.", equation=sp.Eq(v.B, fixed)),
             Step(
                 says="Under the linear rule the slope of `log T` is negative everywhere: there is no best batch but "
-                "the "
-                "largest that the rate allows.",
+                "the largest that the rate allows.",
                 equation=sp.Eq(sp.Derivative(sp.Symbol(r"\log T"), v.B), linear),
             ),
             Step(
@@ -149,7 +148,6 @@ def regimes() -> Derivation:
     near = only(sp.solve(sp.Eq((v.B / (v.B + v.a)), v.share), v.B))
     departs = only(sp.solve(sp.Eq(_cost("tuned") / sp.limit(_cost("tuned"), v.B, 0), 1 + v.tolerance), v.B))
     corner = only(sp.solve(sp.Eq(v.tau_0 + v.tau_1 * v.B, v.B / v.q_max), v.B))
-    order = sp.simplify(departs - near)
 
     def pair(name: str) -> sp.Expr:
         return sp.Eq(sp.Tuple(sp.Symbol("e_N"), sp.Symbol("e_q")), sp.Tuple(*limits[name]), evaluate=False)
@@ -159,23 +157,20 @@ def regimes() -> Derivation:
         title="Three regimes, in either order",
         assumptions=(
             "Tuned rates (the hyperbola) and an affine step time with `a = tau_0/tau_1`, where half of the plateau "
-            "`1/tau_1` "
-            "is reached.",
-            "An exponent is `e = d log/d log B`; `T` is faster with a larger batch where `e_N < e_q`.",
+            "`1/tau_1` is reached.",
+            "An exponent is `e = d log/d log B`; a larger batch is faster where `e_N < e_q`.",
         ),
         steps=(
             Step(says="Exponent of the sample cost.", equation=sp.Eq(sp.Symbol("e_N"), cost)),
             Step(says="Exponent of the throughput.", equation=sp.Eq(sp.Symbol("e_q"), speed)),
             Step(
                 says="Slope of the time: from -1 (below both scales, throughput rises alone) to 1 (above both, cost "
-                "rises "
-                "alone), zero at the best batch.",
+                "rises alone), zero at the best batch.",
                 equation=sp.Eq(sp.Symbol("e_T"), slope),
             ),
             Step(
                 says="Between the scales, `a` far below `B` far below `B_noise`: throughput has stopped and the cost "
-                "has "
-                "not begun. A plateau on which neither changes.",
+                "has not begun. A plateau on which neither changes.",
                 equation=pair("throughput first"),
             ),
             Step(
@@ -189,19 +184,17 @@ def regimes() -> Derivation:
             ),
             Step(
                 says="What doubling a batch gains: positive up to a batch that is the same in both orders, the best "
-                "one "
-                "over the root of 2.",
+                "one over the root of 2.",
                 equation=sp.Eq(v.B, until),
             ),
             Step(
-                says="Throughput is at the share `theta` of its plateau at the first batch, and `N*` is `1 + epsilon` "
-                "times its small-batch limit at the second; the first order is the one in which this is positive.",
-                equation=order,
+                says="Throughput is at the share `theta` of its plateau at one batch, and `N*` is `1 + epsilon` times "
+                "its small-batch limit at another. The condition for the first order; else it is the second.",
+                equation=sp.Lt(near, departs),
             ),
             Step(
                 says="A cap on throughput, from capped concurrency or the trainer, ends the affine law at a corner; "
-                "the "
-                "best batch is the smaller of the corner and the optimum.",
+                "the best batch is the smaller of the corner and the optimum.",
                 equation=sp.Eq(v.B, corner),
             ),
         ),

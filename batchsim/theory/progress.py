@@ -23,16 +23,21 @@ from batchsim.theory import quantities as v
 from batchsim.theory.derivation import Derivation, Step, normal_mean, only
 
 
+def _over_coordinates(moment: sp.Expr) -> sp.Expr:
+    """Sum of a coordinate's moment over all of them: G^2, sigma^2, h G^2 and h sigma^2 become their named sums."""
+    names = {v.h * v.sigma**2: v.HSigma, v.h * v.G_i**2: v.GHG, v.sigma**2: v.trace, v.G_i**2: v.G_square}
+    total = sp.expand(moment)
+    for part, name in names.items():
+        total = sp.expand(total.subs(part, name))
+    return total
+
+
 def mccandlish() -> Derivation:
     """The trade-off between updates and responses, and r_N."""
     gain = v.eta_sgd * v.G_i * v.g - v.eta_sgd**2 * v.h * v.g**2 / 2
     coordinate = normal_mean(gain, v.g, mean=v.G_i, variance=v.sigma**2 / v.B)
     expanded = sp.expand(coordinate)
-    # Sums over coordinates: sum G^2, sum h G^2, sum h sigma^2.
-    sums = {v.h * v.sigma**2: v.HSigma, v.h * v.G_i**2: v.GHG, v.G_i**2: v.G_square}
-    step = expanded
-    for part, name in sums.items():
-        step = sp.expand(step.subs(part, name))
+    step = _over_coordinates(coordinate)
     best = only(sp.solve(sp.diff(step, v.eta_sgd), v.eta_sgd))
     gained = sp.factor(step.subs(v.eta_sgd, best))
     most = sp.limit(gained, v.B, sp.oo)
@@ -49,8 +54,7 @@ def mccandlish() -> Derivation:
         assumptions=(
             "The loss is quadratic; in its eigenbasis a coordinate has slope `G` and curvature `h`.",
             "The batch's gradient `g` is normal with mean `G` and variance `sigma^2/B` (only two moments enter), and "
-            "the "
-            "update is `eta g`.",
+            "the update is `eta g`.",
             "`G`, `h` and `sigma` are those of the whole stretch to the target, and the rate is the best one.",
         ),
         steps=(
@@ -97,8 +101,9 @@ def adam_drift() -> Derivation:
         .subs(v.B, v.b * v.B_noise)
         / v.G_i
     )
-    # E[u'Hu] for a batch normalised by its root mean square norm: curvature over squared norm, sums over coordinates.
-    curvature = (v.GHG + v.HSigma / v.B) / (v.G_square + v.trace / v.B)
+    # E[g'Hg] over E|g|^2, both as sums over coordinates: a batch normalised by its root mean square norm.
+    bent = normal_mean(v.h * v.g**2, v.g, mean=v.G_i, variance=v.sigma**2 / v.B)
+    curvature = _over_coordinates(bent) / _over_coordinates(square)
     ratio = (v.GHG / v.G_square) / (v.HSigma / v.trace)
     at_signal = sp.limit(curvature, v.B, sp.oo)
     along = only(sp.solve(sp.Eq(v.h_ratio, ratio), v.HSigma))
@@ -108,8 +113,7 @@ def adam_drift() -> Derivation:
         title="Adam's slope: the drift form",
         assumptions=(
             "A coordinate's update is its gradient over its own root mean square, `u = g/sqrt(<g^2>)`: `beta_2` near "
-            "1, "
-            "epsilon negligible but where it is named, and a small rate.",
+            "1, epsilon negligible but where it is named, and a small rate.",
             "The batch's gradient is normal with mean `G` and variance `sigma^2/B`.",
             "All coordinates have the same signal-to-noise, so that `sigma^2 = B_noise G^2`; `b = B/B_noise`.",
         ),
@@ -131,9 +135,12 @@ def adam_drift() -> Derivation:
                 ),
             ),
             Step(
-                says="Curvature that an update of fixed norm meets, `(G'HG + tr(H Sigma)/B)/(|G|^2 + tr(Sigma)/B)`, "
-                "over "
-                "its limit for large batches; `h_ratio` is the curvature along the signal over that along the noise.",
+                says="Curvature that an update of fixed norm meets, the mean of `g'Hg` over that of `|g|^2`.",
+                equation=sp.Eq(v.h, curvature),
+            ),
+            Step(
+                says="Over its limit for large batches; `h_ratio` is the curvature along the signal over that along "
+                "the noise.",
                 equation=sp.Eq(sp.Symbol(r"h/h_\infty"), cost),
             ),
         ),
@@ -150,7 +157,7 @@ def adam_drift() -> Derivation:
             "learning.progress:slope_from_moments",
             "learning.mechanism:epsilon_slope",
         ),
-        sources=("the package's own; `<g^2>` from McCandlish et al. 2018, arXiv:1812.06162, equation A.1",),
+        sources=("the package's own; `<g^2>` from McCandlish et al. 2018, arXiv:1812.06162, appendix A.1",),
     )
 
 

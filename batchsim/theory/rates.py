@@ -76,8 +76,7 @@ def rate_rules() -> Derivation:
         ships=("learning.lr_rule:learning_rate_ratio", "learning.sample_cost:sample_cost_ratio"),
         sources=(
             "Malladi et al. 2022, arXiv:2205.10287 (square root); Goyal et al. 2017, arXiv:1706.02677 (linear); the "
-            "rest "
-            "is the package's own",
+            "rest is the package's own",
         ),
     )
 

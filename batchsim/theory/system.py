@@ -33,9 +33,8 @@ def roofline_ridge() -> Derivation:
         name="roofline_ridge",
         title="The ridge, dense and with experts",
         assumptions=(
-            "A product with `m_w` weights of `w` bytes reads them once in a step, whatever the rows, and spends 2 FLOP "
-            "per "
-            "weight and row; activations are few beside the weights.",
+            "A product with `m_w` weights of `w` bytes reads them once in a step, whatever the rows, and spends 2 "
+            "FLOP per weight and row; activations are few beside the weights.",
             "Reading and multiplying overlap: the slower one decides.",
             "A layer of experts reads all `E` of them, and a row is multiplied by `k_E`.",
         ),
@@ -61,7 +60,7 @@ def touched_experts() -> Derivation:
     """Experts that a batch of tokens touches."""
     seen = v.U_of_n
     adds = sp.Eq(seen(v.tokens + 1), seen(v.tokens) + (v.E_experts - seen(v.tokens)) * v.k_experts / v.E_experts)
-    found = sp.simplify(sp.rsolve(adds, seen(v.tokens), {seen(0): 0}))
+    found = sp.powsimp(sp.simplify(sp.rsolve(adds, seen(v.tokens), {seen(0): 0})), force=True)
     few = sp.simplify(found.subs(v.tokens, 1))
     return Derivation(
         name="touched_experts",
@@ -95,8 +94,7 @@ def kv_capacity() -> Derivation:
         title="What memory holds",
         assumptions=(
             "A replica of `TP` GPUs gives the share `mu` of its memory to weights and cache; a response in flight "
-            "holds "
-            "`kappa_KV` bytes per token of context.",
+            "holds `kappa_KV` bytes per token of context.",
             "Responses decode at a common speed, one token per step, and slots are refilled at once.",
         ),
         steps=(
@@ -188,8 +186,8 @@ def staleness() -> Derivation:
         ),
         steps=(
             Step(
-                says="Response-seconds over a time: the number in flight times the time, and also the number that came "
-                "through times the time of each.",
+                says="Response-seconds over a time: the number in flight times the time, and also the number that "
+                "came through times the time of each.",
                 equation=waiting,
             ),
             Step(says="Little's law: the time from launch to use.", equation=sp.Eq(v.sojourn, stay)),
