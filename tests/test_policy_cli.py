@@ -72,7 +72,8 @@ def test_grpo_says_what_the_package_finds(capsys: pytest.CaptureFixture[str]) ->
     assert [row["learning_rate"] for row in rows] == [0.01, 0.02]
     assert [row["outcomes"] for row in rows] == [[{"outcome": "reached", "runs": 2}]] * 2
     times = [row["time_to_target"] for row in rows]
-    assert found["soonest"] == rows[times.index(min(times))]["train_batch"]
+    fastest = rows[times.index(min(times))]
+    assert found["soonest"] == {name: fastest[name] for name in found["soonest"]}
 
 
 def test_ppo_knows_its_own_noise(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,6 +222,19 @@ def test_a_run_of_one_has_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["responses_to_target"] > 0
     assert row["responses_to_target_se"] is None
     assert row["sample_cost_ratio_se"] is None
+
+
+def test_arms_of_one_batch_are_told_apart_in_what_is_concluded(capsys: pytest.CaptureFixture[str]) -> None:
+    same = ("--prompts", "16,4,64", "--group-size", "4,16,4", "--lr-rule", "fixed", "--response-seconds", "0")
+    rows = answer(capsys, *GRPO, *same)["batches"]
+    assert [row["train_batch"] for row in rows] == [64, 64, 256]
+    slower = (*same[:3], "4,16,4", "--rate", "0.001,0.03,0.001", "--response-seconds", "0")
+    out = run(capsys, *GRPO, *slower)
+    found = answer(capsys, *GRPO, *slower)
+    first, second = found["batches"][:2]
+    assert found["soonest"]["time_to_target"] == second["time_to_target"]
+    assert "Soonest at 0.5: B = 64 (4 x 16 at rate 0.03), after" in out
+    assert first["responses_to_target"] is None or "times the responses of B = 64 (16 x 4 at rate 0.001)" in out
 
 
 def test_options_reach_the_world_and_the_trainer(capsys: pytest.CaptureFixture[str]) -> None:

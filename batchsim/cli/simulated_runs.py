@@ -177,10 +177,13 @@ def _set_cost(row: dict[str, Any], reference: dict[str, Any] | None) -> None:
         row["sample_cost_ratio_se"] = ratio * (relative[0] ** 2 + relative[1] ** 2) ** 0.5
 
 
-def soonest(rows: Sequence[dict[str, Any]]) -> int | None:
-    """Batch whose runs reach the target in the least time, None where no arm does."""
+def soonest(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Arm whose runs reach the target in the least time, None where no arm does."""
     timed = [row for row in rows if row["time_to_target"] is not None]
-    return min(timed, key=lambda row: row["time_to_target"])["train_batch"] if timed else None
+    if not timed:
+        return None
+    first = min(timed, key=lambda row: row["time_to_target"])
+    return {name: first[name] for name in ("prompts", "group_size", "train_batch", "time_to_target")}
 
 
 def print_runs(console: Console, title: str, rows: Sequence[dict[str, Any]], *, target: float | None) -> None:
@@ -240,15 +243,23 @@ def conclusion(rows: Sequence[dict[str, Any]], target: float | None) -> str:
     if target is None:
         shown = "" if best is None else f"; the best score is {short(best['score'])}, at B = {best['train_batch']:,}"
         return f"No target, so no N* and no r_N: give --target{shown}."
-    first = soonest(rows)
-    if first is None:
+    timed = [row for row in rows if row["time_to_target"] is not None]
+    if not timed:
         shown = "" if best is None else f" (best {short(best['score'])})"
         return f"No batch brings all its runs to {target:g}{shown}: raise --responses-max, or lower --target."
-    at = next(row for row in rows if row["train_batch"] == first and row["time_to_target"] is not None)
-    said = f"Soonest at {target:g}: B = {first:,}, after {seconds(at['time_to_target'])}"
-    if at["sample_cost_ratio"] not in (None, 1):
-        said += f" and {short(at['sample_cost_ratio'])} times the responses of the smallest batch"
+    first = min(timed, key=lambda row: row["time_to_target"])
+    said = f"Soonest at {target:g}: {_name(first, rows)}, after {seconds(first['time_to_target'])}"
+    reference = next((row for row in rows if row["sample_cost_ratio"] == 1), first)
+    if first["sample_cost_ratio"] is not None and first is not reference:
+        said += f" and {short(first['sample_cost_ratio'])} times the responses of {_name(reference, rows)}"
     return f"{said}."
+
+
+def _name(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """An arm by its batch, and by what makes it up where others share it."""
+    name = f"B = {row['train_batch']:,}"
+    shared = sum(other["train_batch"] == row["train_batch"] for other in rows) > 1
+    return f"{name} ({row['prompts']:,} x {row['group_size']:,} at rate {row['learning_rate']:.3g})" if shared else name
 
 
 def draw_runs(tree: xr.DataTree, target: float | None, ax: Axes) -> None:
