@@ -91,7 +91,7 @@ def settings_of_a_run(draw: st.DrawFn) -> tuple[SoftmaxWorld, Trainer, dict[str,
         kl=draw(st.sampled_from([0.0, 0.1])),
     )
     # Advantages that are all equal would be normalised to rounding errors.
-    prompts = passes * draw(st.sampled_from([2, 5, 8] if passes == 1 else [1, 2, 5]))
+    prompts = passes * draw(st.sampled_from([2, 5, 8, 13] if passes == 1 else [1, 2, 9]))
     prompts, group = (
         (max(prompts, 4), draw(st.sampled_from([1, 3]))) if ppo else (prompts, draw(st.sampled_from([2, 4])))
     )
@@ -300,6 +300,7 @@ class TestRuns:
         asked: dict[str, Any] = {"prompts": 4, "responses_max": 1e5, "evaluate_every": 1e5, "learning_rate": 1e6}
         (run,) = train(tiny(), trainer, theta=np.full(5, 1e5), **asked)
         assert (run.outcome, run.updates, run.evaluations["responses"].tolist()) == ("no signal", 0, [0])
+        assert run.rollout_steps == (1 if zero_variance == "refill" else 2000)
         # One step makes it certain; what it reached by then is known.
         (run,) = train(tiny(), trainer, **asked)
         assert (run.outcome, run.updates) == ("no signal", 1)
