@@ -10,8 +10,9 @@ gradient, since the G responses of a group enter through the weight of each answ
     g = sum_a w_a phi_a,      w_a = (1/G) sum_j advantage_j [answer_j = a]
 
 Whoever trains once per rollout on its own policy accumulates g while it samples (`fused` in `_rollout`). All else
-(several mini-batches and epochs, stale responses, a value function, an unknown number of groups) stores w and the
-log-probabilities of the policy that sampled, and comes back for d log pi/d theta under the present one (`_stored`):
+(several mini-batches and epochs, stale responses, a value function, an unknown number of groups) stores what w is made
+of and the log-probabilities of the policy that sampled, and comes back for d log pi/d theta under the present one
+(`_stored`):
 
     g = sum_a u_a phi_a - (sum_a u_a) sum_a pi_a phi_a,      u_a = w_a ratio_a unless clipped
 

@@ -49,8 +49,6 @@ from batchsim.learning.curve.crossings import crossing
 from batchsim.learning.worlds import _policy_kernels as kernels
 from batchsim.learning.worlds.softmax import ADVANTAGES, GROUP_MAX, ZERO_VARIANCE, Floats, SoftmaxWorld, check_name
 
-Ints = NDArray[np.int64]
-
 ALGORITHMS = ("grpo", "ppo")
 OPTIMIZERS = ("adam", "sgd")
 LAGS = ("constant", "uniform")
@@ -338,7 +336,7 @@ def train(
     how = _how(trainer, target, mean_at)
 
     def one(task: _Task) -> Trained:
-        return task.run(shared, how, start, world.value_start, trainer)
+        return task.run(shared, how, start, world.value_start)
 
     done: dict[tuple[int, int], Trained] = {}
     # The longest first, lest one of them runs alone at the end.
@@ -479,7 +477,7 @@ class _Task:
         """Proportional to time at most, roughly: prompts and evaluations."""
         return self.arguments.responses_max / self.arguments.group_size + self.arguments.steps_max
 
-    def run(self, world: kernels.World, how: kernels.How, start: Floats, omega: Floats, trainer: Trainer) -> Trained:
+    def run(self, world: kernels.World, how: kernels.How, start: Floats, omega: Floats) -> Trained:
         a = self.arguments
         rows = a.steps_max if self.record else 0
         evaluations = int(min(a.responses_max / a.evaluate_every, a.steps_max)) + 3
