@@ -220,6 +220,42 @@ def plot_predicted_measured(result: dict[str, Any], ax: Axes | None = None) -> A
     return ax
 
 
+def plot_forecast(result: dict[str, Any], ax: Axes | None = None) -> Axes:
+    """Draw forecasts of r_N from pilots over simulated r_N, moments per coordinate beside norms alone.
+
+    Parameters
+    ----------
+    result : dict
+        Of `validate.worlds.validate_forecast`.
+    ax : matplotlib.axes.Axes or None
+        A new figure's if None.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    InputError
+        If every world was left out.
+    """
+    if not result["rows"]:
+        raise InputError("every world was left out, so there is nothing to plot", remedy="simulate more --worlds")
+    ax = _axes(ax)
+    simulated = np.array([r["measured"] for r in result["rows"]])
+    for form, mark, shade in (("norms: drift", "x", "0.6"), ("moments", "o", PREDICTED)):
+        said = np.array([np.nan if r["forms"][form] is None else r["forms"][form] for r in result["rows"]])
+        ax.plot(simulated, said / simulated, mark, ms=3.5, color=shade, label=form, alpha=0.7, mew=0.8, lw=0)
+    ax.axhline(1.0, color="0.3", lw=0.8)
+    ax.set_yscale("log", base=2)
+    ax.set_yticks([0.5, 0.7, 1, 1.4, 2], ["0.5", "0.7", "1", "1.4", "2"])
+    ax.minorticks_off()
+    ax.set_xlabel("simulated $r_N$ at the largest factor asked")
+    ax.set_ylabel("predicted / simulated")
+    ax.legend(frameon=False, fontsize=7)
+    return ax
+
+
 def plot_decode(ds: xr.Dataset, ax: Axes | None = None) -> Axes:
     """Draw the parts of a decode step over the batch, stacked, with the limit of the KV cache.
 

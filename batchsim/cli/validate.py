@@ -73,12 +73,14 @@ def validate(
         )
     if plot is not None and claim in WORLDS and claim != "forecast":
         raise InputError(f"'{claim}' has no plot", remedy="of the simulated claims forecast has one")
+    if data is not None and claim in WORLDS:
+        raise InputError(f"'{claim}' simulates its worlds and reads no data", remedy="drop --data")
     result = _simulated(claim, worlds) if claim in WORLDS else _validated(claim, data, seed)
     if plot is not None:
         from batchsim import plot as draw
 
-        picture = draw.plot_validation if claim == "samples" else draw.plot_predicted_measured
-        opt.save_plot(plot, lambda ax: picture(result, ax=ax))
+        pictures = {"samples": draw.plot_validation, "forecast": draw.plot_forecast}
+        opt.save_plot(plot, lambda ax: pictures.get(claim, draw.plot_predicted_measured)(result, ax=ax))
     if json:
         answer.write(result)
     elif claim == "samples":

@@ -158,7 +158,8 @@ def softmax_world(
     dim : int
         D.
     prompts, validation : int
-        Prompts to train on and to validate on.
+        Prompts to train on and to validate on; with 0 the training prompts are validated on, and what is learned of
+        single prompts counts.
     answers, correct : int
         A and C of every prompt.
     signal : int or None
@@ -196,8 +197,9 @@ def softmax_world(
     sizes = {"dim": dim, "prompts": prompts, "validation": validation, "answers": answers, "correct": correct,
              "topics": topics, "value_dim": value_dim}  # fmt: skip
     for name, size in sizes.items():
-        if size < (0 if name == "value_dim" else 1):
-            raise InputError(f"{name} is {size}, and it must be at least {0 if name == 'value_dim' else 1}")
+        least = 0 if name in ("value_dim", "validation") else 1
+        if size < least:
+            raise InputError(f"{name} is {size}, and it must be at least {least}")
     if correct >= answers:
         raise InputError(f"correct is {correct} of {answers} answers", remedy="leave at least one wrong answer")
     if signal is not None and not 1 <= signal <= dim:
@@ -244,8 +246,8 @@ def softmax_world(
     return SoftmaxWorld(
         features=phi[:prompts],
         offset=offset[:prompts],
-        validation=phi[prompts:],
-        validation_offset=offset[prompts:],
+        validation=phi[prompts:] if validation else phi,
+        validation_offset=offset[prompts:] if validation else offset,
         correct=correct,
         value_features=psi[:prompts].astype(np.float32),
         value_start=omega,

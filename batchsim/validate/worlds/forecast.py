@@ -9,12 +9,16 @@ factor whose r_N lies in [1.2, 2] and whose runs have `UPDATES_MIN` updates or m
     moments          |G|^2, tr(Sigma) and A(B) from sums per coordinate of two halves of every update (the pilots'
                      `halves`); beyond a quarter of a half's responses the family of the fitted k goes on
     ... and c_0      the same, with the law's step cost at the true c_0 and the penalty p of the small transformer
+    ... and N*_0     moments again, by someone who has a finished reference run: the noise scale grows as the curve
+                     flattens. Slope of the score ~ A(B_0) ~ |G|^2 at small batches, so that B_noise over the whole run
+                     is that of the pilot times the pilot's slope over the run's, dJ/N of each
     norms: drift     B_noise of the pilots' chunk norms, k = infinity
     norms: k = 1/2   the same, k = 1/2
     hyperbola        (B + B_noise)/(B_0 + B_noise)
 
-and beside them stands what the law says with exact moments averaged along the reference run, which no pilot can know:
-what is left there is the law's own error, and the rest is that the pilot saw the first fifth.
+and beside them stands what the law says with exact moments averaged along the reference run, without c_0 and with it,
+which no pilot can know: what is left there is the law's own error. A form that says nothing (pilots too short for
+moments) is counted as silent and stays out of the percentiles.
 
 References
 ----------
@@ -55,7 +59,16 @@ SEEDS = {0.02: 3, 0.2: 8, 0.5: 8}
 ALONG = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
 """Shares of the reference run at which exact moments are taken."""
 LEVEL = 0.8
-FORMS = ("moments", "moments and c_0", "norms: drift", "norms: k = 1/2", "hyperbola", "exact, along the run")
+FORMS = (
+    "moments",
+    "moments and c_0",
+    "moments and N*_0",
+    "norms: drift",
+    "norms: k = 1/2",
+    "hyperbola",
+    "exact, along the run",
+    "exact and c_0",
+)
 MEDIAN_GOAL, TAIL_GOAL = 0.05, 0.12
 
 
@@ -157,8 +170,21 @@ def run_pilots(world: SoftmaxWorld, drawn: Drawn, truth: Truth) -> tuple[Trained
     )  # fmt: skip
 
 
-def forecasts(pilots: Sequence[Trained], factor: float, lr_fraction: float) -> dict[str, float]:
-    """r_N at a factor under the sqrt rule by every form that a pilot allows; NaN where one says nothing."""
+def forecasts(pilots: Sequence[Trained], factor: float, lr_fraction: float, growth: float) -> dict[str, float]:
+    """r_N at a factor under the sqrt rule by every form that a pilot allows; NaN where one says nothing.
+
+    Parameters
+    ----------
+    pilots : sequence of Trained
+        The smallest batch first.
+    factor, lr_fraction : float [1]
+    growth : float [1]
+        B_noise over the run relative to the pilot's, for the form that knows N*_0.
+
+    Returns
+    -------
+    dict of str to float [1]
+    """
     group = pilots[0].group_size
     batch = float(pilots[0].prompts * group)
     norms = combine([_chunk_scale(run) for run in pilots])
@@ -170,19 +196,12 @@ def forecasts(pilots: Sequence[Trained], factor: float, lr_fraction: float) -> d
         slope = usable_slope(np.array([batch, batch * factor]), noise_scale=noise_scale, snr_shape=snr_shape)
         return float(math.sqrt(factor) * slope[0] / slope[1])
 
-    plain = _from_moments(pilots, batch, factor)
-    with_cost = float(
-        cost_at_rate(
-            factor,
-            learning_rate_ratio=math.sqrt(factor),
-            lr_fraction=lr_fraction,
-            slope_ratio=plain / math.sqrt(factor),
-            penalty_shape=PENALTY,
-        )
-    )
+    slope = _measured_slope(pilots, batch)
+    plain = math.sqrt(factor) * slope(batch) / slope(batch * factor)
     return {
         "moments": plain,
-        "moments and c_0": with_cost,
+        "moments and c_0": with_step_cost(plain, factor, lr_fraction),
+        "moments and N*_0": math.sqrt(factor) * slope(batch / growth) / slope(batch * factor / growth),
         "norms: drift": by_family(scale, math.inf),
         "norms: k = 1/2": by_family(scale, 0.5),
         "hyperbola": (batch * factor + scale) / (batch + scale) if math.isfinite(scale) else 1.0,
@@ -197,11 +216,23 @@ def _chunk_scale(run: Trained) -> Any:
     )
 
 
-def _from_moments(pilots: Sequence[Trained], batch: float, factor: float) -> float:
-    """r_N at c_0 -> 0 from the pilots' sums per coordinate."""
+def with_step_cost(ratio: float, factor: float, lr_fraction: float) -> float:
+    """r_N at c_0 from that at c_0 -> 0, both under the sqrt rule."""
+    cost = cost_at_rate(
+        factor,
+        learning_rate_ratio=math.sqrt(factor),
+        lr_fraction=lr_fraction,
+        slope_ratio=ratio / math.sqrt(factor),
+        penalty_shape=PENALTY,
+    )
+    return float(cost)
+
+
+def _measured_slope(pilots: Sequence[Trained], batch: float) -> Callable[[float], float]:
+    """A(B) from the pilots' sums per coordinate: straight in logarithms between batches, the fitted family outside."""
     halves = [run.halves for run in pilots if run.halves is not None]
     if not halves:
-        return math.nan
+        return lambda at: math.nan
     weight = np.array([h.responses for h in halves])
     total = weight.sum(axis=0)
     share = (weight / total)[:, :, None]
@@ -209,24 +240,31 @@ def _from_moments(pilots: Sequence[Trained], batch: float, factor: float) -> flo
     variance = sum(s * h.variance for s, h in zip(share, halves, strict=True))
     inside = batch * FACTORS[4 * batch * FACTORS <= total.min()]
     if inside.size < 2:
-        return math.nan
+        return lambda at: math.nan
     found = from_coordinate_moments(
         [(mean[0], mean[1], variance[0], variance[1])],
         responses=(float(total[0]), float(total[1])),
         train_batch=inside,
     )
-    wanted = batch * factor
-    known = wanted <= inside[-1] * (1 + 1e-9)
-    if not (np.isfinite(found.usable_slope).all() and (found.usable_slope > 0).all()):
-        return math.nan
-    slope = float(np.interp(math.log(wanted), np.log(inside), found.usable_slope)) if known else math.nan
-    if not known:
-        shape = found.shape.snr_shape
-        if not (found.noise_scale > 0 and shape > 0):
-            return math.nan
-        family = usable_slope(np.array([inside[-1], wanted]), noise_scale=found.noise_scale, snr_shape=shape)
-        slope = float(found.usable_slope[-1] * family[1] / family[0])
-    return math.sqrt(factor) / slope
+    scale, shape = found.noise_scale, found.shape.snr_shape
+    if not ((found.usable_slope > 0).all() and scale > 0 and shape > 0):
+        return lambda at: math.nan
+    knots, log_slope = np.log(inside), np.log(found.usable_slope)
+
+    def slope(at: float) -> float:
+        near = float(np.clip(at, inside[0], inside[-1]))
+        family = usable_slope(np.array([near, at]), noise_scale=scale, snr_shape=shape)
+        return float(np.exp(np.interp(math.log(near), knots, log_slope)) * family[1] / family[0])
+
+    return slope
+
+
+def growth_of_noise(pilot: Trained, truth: Truth, target: float) -> float:
+    """B_noise over the reference run relative to the pilot's, from the slopes of the score."""
+    used, score = pilot.evaluations["responses"], pilot.evaluations["score"]
+    early = (score[-1] - score[0]) / used[-1]
+    whole = (target - score[0]) / truth.responses
+    return float(max(early / whole, 1.0))
 
 
 def along_run(world: SoftmaxWorld, drawn: Drawn, truth: Truth, factor: float) -> float:
@@ -264,8 +302,10 @@ def forecast_world(drawn: Drawn) -> list[dict[str, Any]]:
             rows.append(own | {"excluded": f"no factor with r_N in {WANTED[0]:g} to {WANTED[1]:g} and enough updates"})
             continue
         factor = float(FACTORS[index])
-        said = forecasts(run_pilots(world, drawn, truth), factor, c)
-        said["exact, along the run"] = along_run(world, drawn, truth, factor)
+        pilots = run_pilots(world, drawn, truth)
+        said = forecasts(pilots, factor, c, growth_of_noise(pilots[0], truth, drawn.target))
+        exact = along_run(world, drawn, truth, factor)
+        said |= {"exact, along the run": exact, "exact and c_0": with_step_cost(exact, factor, c)}
         rows.append(own | _row(drawn, truth, index, said))
     return rows
 
@@ -300,22 +340,16 @@ def _number(value: float) -> float | None:
 
 
 def score(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Median, 90th percentile and bias of |log(predicted/measured)| by form; a silent form counts as unbounded."""
+    """Median, 90th percentile and bias of log(predicted/measured) by form, over the rows where it says something."""
     forms = {}
     for name in FORMS:
-        signed = np.array(
-            [math.inf if r["forms"][name] is None else math.log(r["forms"][name] / r["measured"]) for r in rows]
-        )
-        size = np.abs(signed)
-        if not rows:
-            continue
+        signed = np.array([math.log(r["forms"][name] / r["measured"]) for r in rows if r["forms"][name] is not None])
+        some = signed.size > 0
         forms[name] = {
-            "median_abs_log_error": _number(float(np.median(size))),
-            "p90_abs_log_error": _number(float(np.quantile(size, 0.9, method="higher"))),
-            "median_log_error": _number(float(np.median(signed[np.isfinite(signed)])))
-            if (size < np.inf).any()
-            else None,
-            "silent": int(np.sum(~np.isfinite(size))),
+            "median_abs_log_error": float(np.median(np.abs(signed))) if some else None,
+            "p90_abs_log_error": float(np.quantile(np.abs(signed), 0.9)) if some else None,
+            "median_log_error": float(np.median(signed)) if some else None,
+            "silent": len(rows) - signed.size,
         }
     return {
         "n": len(rows),
