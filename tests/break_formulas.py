@@ -86,7 +86,7 @@ BREAKS: list[Break] = [
         ("plateau, factor 2", "np.exp(2 * np.arcsinh(", "np.exp(np.arcsinh("),
         ("effective range", "p >= RANGE_PROBABILITY", "p > RANGE_PROBABILITY"),
         ("near the best", "t <= near_best * best", "t >= near_best * best"),
-        ("star", "near[first : last + 1]", "near[first:last]"),
+        ("star", "within[0] if within.size", "within[-1] if within.size"),
         tests=("tests/test_time_to_target.py",),
     ),
     *_of(
@@ -102,11 +102,7 @@ BREAKS: list[Break] = [
             "-(s**2) - (ks + 1) * np.log1p(bs * s**2 / ks)",
             "-(s**2) - (ks - 1) * np.log1p(bs * s**2 / ks)",
         ),
-        (
-            "f_k, scale of its nodes",
-            "scale = 1 / np.sqrt(1 + bs * (1 + 1 / ks))",
-            "scale = 1 / np.sqrt(1 + bs)",
-        ),
+        ("f_k, digits at large batches", "_LARGE = 1e4", "_LARGE = 1e20"),
         ("A(B), root of the batch", "np.sqrt(b) * signal_function", "b * signal_function"),
         ("step cost, SGD", "np.asarray(1 + 1 / b)", "np.asarray(1 + b)"),
         (

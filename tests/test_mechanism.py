@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,22 +51,11 @@ def test_tuned_cost_depends_on_the_shape_only_by_its_reference(p: float, x: floa
     assert float(ratio) == pytest.approx((100 * x + n) / (100 + n) * float(gain), rel=1e-9)
 
 
-@given(p=shapes, x=st.floats(0.1, 64), n=st.floats(50, 1e5), c0=st.floats(0.0, 0.95))
-def test_the_invariant_rate_costs_nothing_where_one_exists(p: float, x: float, n: float, c0: float) -> None:
-    cost = float(
-        sample_cost_ratio(
-            100 * x, reference_batch=100, noise_scale=n, lr_fraction=c0, lr_rule="invariant", penalty_shape=p
-        )
-    )
-    best = (
-        float(
-            sample_cost_ratio(
-                100 * x, reference_batch=100, noise_scale=n, lr_fraction=c0, lr_rule="tuned", penalty_shape=p
-            )
-        )
-        if c0 > 1e-6
-        else 0.0
-    )
+@given(p=shapes, x=st.floats(0.1, 64), n=st.floats(50, 1e5), c0=st.floats(0.0, 0.95), h=st.floats(0.2, 5))
+def test_the_invariant_rate_costs_nothing_where_one_exists(p: float, x: float, n: float, c0: float, h: float) -> None:
+    law: dict[str, Any] = {"reference_batch": 100, "noise_scale": n, "penalty_shape": p, "curvature_ratio": h}
+    cost = float(sample_cost_ratio(100 * x, lr_fraction=c0, lr_rule="invariant", **law))
+    best = float(sample_cost_ratio(100 * x, lr_fraction=c0, lr_rule="tuned", **law)) if c0 > 1e-6 else 0.0
     assert cost == pytest.approx(max(1.0, best), rel=1e-6)
 
 

@@ -46,8 +46,12 @@ PROPERTIES: dict[str, tuple[str, str]] = {
         "test_criterion.py::test_units_of_responses_and_time_decide_nothing",
     ),
     "P2": (
-        "tuned rates: `r_N` rises with the batch, updates fall, `r_N(B_0) = 1`",
+        "tuned rates: `r_N` rises with the batch and updates fall",
         "test_sample_cost.py::test_tuned_needs_more_responses_and_fewer_updates",
+    ),
+    "P2, reference": (
+        "a reference costs 1 under every rule",
+        "test_sample_cost.py::test_reference_costs_one",
     ),
     "P3, P4, P5": (
         "small rates: `1 <= sqrt <= sqrt(x)`, `sqrt(x) <= fixed <= x`, fixed above sqrt above linear",
@@ -74,7 +78,7 @@ PROPERTIES: dict[str, tuple[str, str]] = {
         "test_sample_cost.py::test_tuned_drift_is_mccandlishs_hyperbola",
     ),
     "P10": (
-        "the pair of moments is unbiased, and the gradient's unit cancels from `B_noise`",
+        "the pair of moments is unbiased for Gaussian gradients",
         "test_noise_scale.py::test_both_moments_are_unbiased",
     ),
     "P10, units": (
@@ -102,7 +106,7 @@ PROPERTIES: dict[str, tuple[str, str]] = {
         "test_sample_cost.py::test_tuned_is_the_square_of_the_signal_ratio",
     ),
     "P16": (
-        "without noise a world is gradient descent, and a simulated run is its curve",
+        "without noise, or with a batch without end, a world is gradient descent",
         "test_properties.py::test_a_world_without_noise_is_gradient_descent",
     ),
     "P16, curve": (
