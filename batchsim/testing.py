@@ -15,7 +15,7 @@ Strategies draw what the package's functions take: `recipes`, `specifications`, 
 `noise_scales`, `curves` and `worlds`. Their numbers lie within the bounds of the package's own types; sizes are
 log-uniform, since batches and noise scales span decades.
 
-Needs Hypothesis: ``pip install "batchsim[testing]"``. `docs/testing.md` has a test file that runs on a CSV.
+Needs Hypothesis: the extra `testing`, ``pip install ".[testing]"`` in a clone. `docs/testing.md` has a test file that runs on a CSV.
 
 References
 ----------
@@ -34,7 +34,7 @@ from numpy.typing import ArrayLike, NDArray
 try:
     from hypothesis import strategies as st
 except ImportError as missing:  # pragma: no cover
-    raise ImportError('batchsim.testing needs Hypothesis: pip install "batchsim[testing]"') from missing
+    raise ImportError("batchsim.testing needs Hypothesis: install batchsim with its extra 'testing'") from missing
 
 from batchsim.errors import InputError
 from batchsim.learning.curve.families import FAMILIES, Curve

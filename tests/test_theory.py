@@ -106,8 +106,10 @@ class TestThatTheyDerive:
             assert getattr(importlib.import_module(f"batchsim.{module}"), function), entry
 
     def test_values_that_are_missing_or_unknown_are_named(self) -> None:
-        with pytest.raises(ValueError, match="criterion/time needs a value of q"):
+        with pytest.raises(ValueError, match="criterion/time needs a value of throughput"):
             derive("criterion").evaluate("time", responses_to_target=1.0)
+        with pytest.raises(ValueError, match="criterion/time does not depend on lr_fraction"):
+            derive("criterion").evaluate("time", responses_to_target=1.0, throughput=1.0, lr_fraction=0.3)
         with pytest.raises(KeyError):
             derive("criterion").evaluate("time", throughputs=1.0, responses_to_target=1.0)
         with pytest.raises(KeyError):

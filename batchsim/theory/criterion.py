@@ -2,11 +2,17 @@ r"""The criterion from its two rates: what is learned per response, and response
 
     dJ/dt = (dJ/dN)(dN/dt),      dN/dt = q      =>      T = N*/q,      T < T_0  <=>  r_q > r_N
 
-and the time where throughput changes along the way, T = integral of dN/q(N).
+Both recipes must reach the same score: the curve J(N) then only says how many responses that takes, N*, and cancels.
+What is left is how soon they come. Where throughput changes along the way (responses that grow), the time is
+
+    T = int_0^N* dN/q(N),
+
+whose mean over progress the package takes by quadrature. T_0 - T has the sign of r_q - r_N whatever the scale of either
+side, so that the comparison needs no unit and no absolute time.
 
 References
 ----------
-.. [1] Li et al. 2026, arXiv:2608.29296.
+.. [1] Li et al. 2026, arXiv:2608.29296, the section that states the criterion.
 """
 
 from __future__ import annotations

@@ -100,13 +100,15 @@ class Derivation:
         KeyError
             For a result or a quantity that does not exist.
         ValueError
-            For a symbol without a value.
+            For a symbol without a value, or a value of one that is not there.
         """
         function, symbols = _compiled(self.results[result].rhs)
         given = {QUANTITIES[name].symbol: v for name, v in values.items()}
-        missing = sorted(str(v) for v in set(symbols) - set(given))
+        missing, idle = set(symbols) - set(given), set(given) - set(symbols)
         if missing:
-            raise ValueError(f"{self.name}/{result} needs a value of {', '.join(missing)}")
+            raise ValueError(f"{self.name}/{result} needs a value of {', '.join(sorted(map(_name, missing)))}")
+        if idle:
+            raise ValueError(f"{self.name}/{result} does not depend on {', '.join(sorted(map(_name, idle)))}")
         with mpmath.workdps(digits):
             return mpmath.mpf(function(*(mpmath.mpf(given[v]) for v in symbols)))
 
@@ -126,6 +128,10 @@ class Derivation:
         code = ", ".join(f"`{s.replace(':', '.')}`" for s in self.ships)
         lines += [f"Ships as {code}. Source: {'; '.join(self.sources)}." if code else f"Source: {self.sources[0]}."]
         return "\n".join(lines)
+
+
+def _name(symbol: Any) -> str:
+    return next((q.name for q in QUANTITIES.values() if q.symbol == symbol), str(symbol))
 
 
 def latex(expression: Any) -> str:

@@ -15,6 +15,8 @@ References
 
 from __future__ import annotations
 
+from functools import cache
+
 import sympy as sp
 
 from batchsim.theory import quantities as v
@@ -27,6 +29,7 @@ def _per_response() -> sp.Expr:
     return (v.tau_0 + v.tau_1 * v.B) / v.B
 
 
+@cache
 def _cost(rule: str) -> sp.Expr:
     if rule == "tuned":
         return mccandlish().results["ratio"].rhs
