@@ -15,7 +15,8 @@ Strategies draw what the package's functions take: `recipes`, `specifications`, 
 `noise_scales`, `curves` and `worlds`. Their numbers lie within the bounds of the package's own types; sizes are
 log-uniform, since batches and noise scales span decades.
 
-Needs Hypothesis: the extra `testing`, ``pip install ".[testing]"`` in a clone. `docs/testing.md` has a test file that runs on a CSV.
+Needs Hypothesis: the extra `testing`, ``pip install ".[testing]"`` in a clone. `docs/testing.md` has a test file that
+runs on a CSV.
 
 References
 ----------
@@ -473,6 +474,8 @@ def _numbers(name: str, value: Any, *, positive: bool = True, endless: bool = Fa
     if not array.size:
         raise InputError(f"{name} is empty: there is nothing to check")
     numbers = array.astype(np.float64)
+    if isinstance(value, np.ma.MaskedArray):
+        numbers = np.where(np.ma.getmaskarray(value), np.nan, numbers)
     good = np.isfinite(numbers) | (endless & (numbers == np.inf))
     if positive:
         good &= numbers > 0

@@ -258,6 +258,9 @@ def unimodal(values: Any) -> None:
         ([[1.0, 1.0, 1.0]], "shape"),
         ([[1.0], [1.0, 2.0]], "ragged"),
         ((v for v in (1.0, 2.0)), "not numbers"),
+        ({1.0, 2.0, 3.0}, "not numbers"),
+        (np.ma.masked_array([1.0, 2.0, 3.0], mask=[0, 1, 0]), r"\[1\] is nan"),
+        (np.array([1, 2, 3], dtype="timedelta64[s]"), "not numbers"),
     ],
 )
 def test_careless_numbers_are_no_failed_claim(check: Callable[[Any], None], values: Any, said: str) -> None:
