@@ -41,7 +41,7 @@ from batchsim.learning.worlds.softmax import Floats
 
 WORLDS = 6
 STREAM = 20261202
-PROMPTS = 4 * 2 ** np.arange(9)
+PROMPTS = 4 * 2 ** np.arange(10)
 GROUP = 8
 RATE = 0.004
 GAIN = 0.2
@@ -170,7 +170,7 @@ def grpo_rows(number: int) -> list[dict[str, Any]]:
     fixed_part = (fixed_updates[1:] / fixed_updates[:-1])[: min(aligned, 5)]
     return [
         _row(number, "sqrt rule: range of P with r_N <= 1.15", PROMPTS[aligned] / PROMPTS[0], (16, None)),
-        _row(number, "sqrt rule: r_N at 256 times the batch (falls behind)", ratio[-1], (1.3, None)),
+        _row(number, "sqrt rule: r_N at 512 times the batch (falls behind)", ratio[-1], (1.3, None)),
         _row(number, "sqrt rule: slope of log norm over log P where aligned", slope, (-0.55, -0.45)),
         _row(number, "sqrt rule: local slope of the norm at the last batch (flattens)", local[-1], (-0.35, 0.0)),
         _row(number, "sqrt rule: mean share of updates at twice the batch, aligned", sqrt_part.mean(), (0.50, 0.60)),
