@@ -27,14 +27,16 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from batchsim.calibrate import Calibration, calibrate, law_error
+from batchsim.calibrate import Calibration, calibrate
+from batchsim.calibrate.discrepancy import bend, gaps
+from batchsim.calibrate.learning import log_law, rate_ceiling
 from batchsim.calibrate.limits import binding_limits, critical_gen_batches, critical_gen_limit
 from batchsim.calibrate.specified import SPECIFIED, specified
 from batchsim.calibrate.what_if import ridge_batches, what_if
 from batchsim.criterion import cost, gpu_hours, verdict
 from batchsim.errors import InputError
 from batchsim.learning.lr_rule import LRRule, rule_name
-from batchsim.learning.mechanism import few_updates_factor, trust_region_ceiling
+from batchsim.learning.mechanism import few_updates_factor
 from batchsim.learning.sample_cost import critical_train_batch, rates_at, sample_cost_ratio
 from batchsim.measure import BOUNDS, LEVEL, RULE_TOLERANCE, measure, noise_scale_record
 from batchsim.plan import Learning, Plan
@@ -46,6 +48,7 @@ DOUBLINGS = range(-2, 7)
 MAX_CANDIDATES = 64
 LARGEST = 1e9
 """Largest candidate batch [responses], number of GPUs and price."""
+FREE = ("snr_shape", "lr_fraction", "penalty_shape", "curvature_ratio")
 INFINITE_NOISE = 1e12
 """Noise scale [responses] that stands for "no upper limit"; the limit of r_N is reached long before it."""
 
@@ -120,7 +123,9 @@ def predict(
     if target is not None and not math.isfinite(target):
         raise InputError(f"target is {target}, not a finite score")
     pilots = _pilots(runs, pilot_batches or plan.logs.pilot_batches)
-    calibration = calibrate(pilots, plan, target=target, metric=metric, draws=draws, level=level, seed=seed)
+    calibration = calibrate(
+        pilots, plan, target=target, metric=metric, lr_rule=lr_rule, draws=draws, level=level, seed=seed
+    )
     rule = lr_rule if lr_rule is not None else calibration.recipe.lr_rule
     planned = plan.recipe.batches if plan.recipe is not None else ()
     candidates, too_small = _trainable(calibration, _candidates(calibration.recipe, batches or planned))
@@ -260,26 +265,19 @@ def _forecast(
     """r_N, q and T over (draw, train_batch)."""
     recipe = calibration.recipe
     draws = calibration.noise_scale.size
-    ceiling = math.inf
-    if recipe.max_learning_rate and recipe.learning_rate:
-        ceiling = recipe.max_learning_rate / recipe.learning_rate
-    if learning.kl_max is not None and learning.kl_per_update is not None:
-        region = trust_region_ceiling(kl_max=learning.kl_max, kl_reference=learning.kl_per_update)
-        ceiling = min(ceiling, float(region))
     law: dict[str, Any] = {
         "reference_batch": float(recipe.train_batch),
         "lr_rule": rule,
-        "ceiling": ceiling,
+        "ceiling": rate_ceiling(recipe, learning),
         "optimizer": recipe.optimizer,
     }
-    free = ("snr_shape", "lr_fraction", "penalty_shape", "curvature_ratio")
-    column: dict[str, Any] = {name: getattr(calibration, name)[:, None] for name in free}
-    # One standard normal per draw: the law's error grows smoothly with the batch.
-    z = np.random.default_rng([seed, 1]).standard_normal((draws, 1))
-    misfit = np.where(candidates == recipe.train_batch, 0.0, calibration.law_misfit)
-    bend = np.exp(np.hypot(law_error(candidates, calibration.measured_batches), misfit) * z)
-    r_n = sample_cost_ratio(candidates, noise_scale=calibration.noise_scale[:, None], **column, **law) * bend
-    floor = sample_cost_ratio(candidates, noise_scale=INFINITE_NOISE, **column, **law) * bend
+    column: dict[str, Any] = {name: getattr(calibration, name)[:, None] for name in FREE}
+    normal = np.random.default_rng([seed, 1]).standard_normal((draws, gaps(calibration.seen)))
+    r_n, floor = (
+        sample_cost_ratio(candidates, noise_scale=noise, **column, **law)
+        * np.exp(_bend(calibration, candidates, noise, normal))
+        for noise in (calibration.noise_scale[:, None], np.full((draws, 1), INFINITE_NOISE))
+    )
     memory = _few_updates(calibration, learning, candidates, r_n)
     r_n, floor = r_n * memory, floor * memory
     rates = rates_at(candidates, noise_scale=calibration.noise_scale[:, None], **column, **law)
@@ -315,18 +313,35 @@ def _forecast(
         "prompts": ("train_batch", rollout / recipe.group_size),
         "binding_limit": ("train_batch", binding_limits(calibration, rollout)),
         "noise_scale": ("draw", calibration.noise_scale),
-        **{name: ("draw", getattr(calibration, name)) for name in free},
+        **{name: ("draw", getattr(calibration, name)) for name in FREE},
         "critical_train_batch": (
             "draw",
             critical_train_batch(
                 noise_scale=calibration.noise_scale,
-                **{name: getattr(calibration, name) for name in free},
+                **{name: getattr(calibration, name) for name in FREE},
                 **law,
             ),
         ),
         "critical_gen_batch": ("draw", critical_gen_batches(calibration)),
     }
     return xr.Dataset(data, coords={"train_batch": candidates, "bound": list(BOUNDS)})
+
+
+def _bend(calibration: Calibration, candidates: Floats, noise_scale: Floats, normal: Floats) -> Floats:
+    """The law's error at candidates given what it misses at the arms, (draw, train_batch), for given noise scales."""
+    recipe, seen = calibration.recipe, calibration.seen
+    law = {name: getattr(calibration, name) for name in FREE} | {"noise_scale": noise_scale[:, 0]}
+    misses = np.empty((normal.shape[0], len(seen)))
+    for i, o in enumerate(seen):
+        misses[:, i] = calibration.log_seen[:, i] - log_law(o, recipe, **law)
+    return bend(
+        candidates,
+        seen=seen,
+        misses=misses,
+        reference_batch=float(recipe.train_batch),
+        law_spread=calibration.law_spread,
+        normal=normal,
+    )
 
 
 def _few_updates(calibration: Calibration, learning: Learning, candidates: Floats, r_n: Floats) -> Floats:

@@ -191,6 +191,38 @@ def test_tiny_measurements_beside_it_are_those_of_measure(tiny: xr.Dataset, tiny
             assert measured[float(arm["train_batch"])] == float(arm["sample_cost_ratio"].sel(bound="estimate"))
 
 
+def test_measured_pilots_are_reproduced(tiny_runs: xr.DataTree) -> None:
+    """A forecast of a batch that was measured under the rule is that measurement, within its own error."""
+    ds = predict(tiny_runs, target=0.45)
+    rows = [r for r in compare(ds) if r["claim"] == "sample_cost_ratio"]
+    assert len(rows) == 6
+    for r in rows:
+        # The law bends towards its own value by no more than the arm's error allows.
+        assert r["predicted"] == pytest.approx(r["measured"], rel=0.06)
+        assert r["covered"]
+
+
+@pytest.mark.parametrize("miss", [0.85, 1.3])
+def test_forecasts_go_on_from_what_was_measured(tmp_path: Path, miss: float) -> None:
+    """N* of every arm but the reference off the law by a factor: forecasts pass through it and keep it beyond."""
+    truth = world(noise=2000.0)
+    bent = [
+        replace(r, responses_to_target=r.responses_to_target * miss, steps=math.ceil(r.steps * max(miss, 1)))
+        if r.prompts > 32
+        else r
+        for r in truth
+    ]
+    plain, moved = (
+        predict(read_logs(write_runs(tmp_path / name, *runs), chunks=8), target=0.5, pilot_batches=(256, 512))
+        for name, runs in (("plain", truth), ("moved", bent))
+    )
+    for b in (512, 1024, 2048):
+        ratio = quantiles(moved, "sample_cost_ratio", b)[1] / quantiles(plain, "sample_cost_ratio", b)[1]
+        assert ratio == pytest.approx(miss, rel=0.08), b
+    measured = {r["train_batch"]: r["measured"] for r in compare(moved) if r["claim"] == "sample_cost_ratio"}
+    assert quantiles(moved, "sample_cost_ratio", 512)[1] == pytest.approx(measured[512], rel=0.02)
+
+
 def test_tiny_accuracy_of_today(tiny: xr.Dataset) -> None:
     held_out = [r for r in compare(tiny) if r["held_out"] and r["claim"] == "sample_cost_ratio"]
     assert sum(r["covered"] for r in held_out) >= 4
@@ -319,8 +351,9 @@ def test_example_beside_the_published_times(capsys: pytest.CaptureFixture[str]) 
     rows = {r["train_batch"]: r for r in json.loads(out)["compared"] if r["claim"] == "time_ratio"}
     assert {b: r["measured"] for b, r in rows.items()} == PUBLISHED
     assert all(r["held_out"] for r in rows.values())
-    # What is true today: the plateau of the paper's runs at P = 1024 is missed, the others are inside 80 %.
-    assert {b: r["covered"] for b, r in rows.items()} == {4096: True, 8192: True, 16384: True, 32768: True}
+    # What is true today: the plateau of the paper's runs at P = 1024 is missed (from .735, and .71 was measured; before
+    # arms shared the law's error it was .708, the interval's very edge), the others are inside 80 %.
+    assert {b: r["covered"] for b, r in rows.items()} == {4096: True, 8192: False, 16384: True, 32768: True}
     for b, r in rows.items():
         low, high = r["interval"]
         assert r["covered"] == (low <= PUBLISHED[b] <= high)

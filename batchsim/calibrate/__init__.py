@@ -6,8 +6,8 @@ the optimal rate, the penalty's shape p and the curvature ratio from priors, and
 
     gradient norms       profile Student likelihood of |G|^2 - tr(Sigma)/B_noise = 0
     N* of the arms       log N*_i ~ log N*_0 + log r_N(B_i, eta_i; B_noise, k, c_0), N*_0 profiled out,
-                         errors from the spread over runs and the width of the evaluation intervals,
-                         widened where even the best draw misses the arms (Birge's factor)
+                         errors from the spread over runs and the width of the evaluation intervals, and the
+                         law's own (below); widened where even the best draw misses the arms (Birge's factor)
     observed intervals   the same for updates ratios that a plan states
 
 Priors: B_noise log-uniform over 200 to 50,000 responses (published recipes cluster at 1k to 8k responses
@@ -22,8 +22,8 @@ System side. The affine law of the step time with its covariance and its unknown
 capped by memory where the plan states it; or the plan's own stage laws.
 
 The law extrapolates with an error of its own: predicting the largest batch from the smaller ones
-missed by a median of 8 % per octave over 16 workloads, so log r_N gets a standard deviation of .12 per
-square root of an octave beyond the measured batches.
+missed by a median of 8 % per octave over 16 workloads, so log r_N differs from the law by a Brownian motion in log2 B
+with a standard deviation of .12 per square root of an octave, conditioned on the measured arms (`discrepancy`).
 
 References
 ----------
@@ -43,20 +43,24 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from batchsim.calibrate.discrepancy import Seen
 from batchsim.calibrate.learning import (
     LAW_ERROR,
     LEARNING,
     MIN_EFFECTIVE_DRAWS,
     PRIOR_DRAWS,
+    RateLine,
     cost_arms,
     draw_learning,
     law_error,
     norm_evidence,
     observed_batches,
+    rate_ceiling,
+    stated_costs,
 )
 from batchsim.calibrate.system import cap_stages, memory_limit, system_stages
 from batchsim.errors import InputError
-from batchsim.learning.lr_rule import EXPONENTS
+from batchsim.learning.lr_rule import EXPONENTS, LRRule
 from batchsim.learning.noise_scale import NoiseScale
 from batchsim.measure import LEVEL, measure, noise_scales_to_target, same_group
 from batchsim.plan import Plan
@@ -77,8 +81,12 @@ class Calibration:
     recipe : Recipe
         The reference.
     noise_scale, snr_shape, lr_fraction, penalty_shape, curvature_ratio : ndarray, (draw,) [responses], [1], ...
-    law_misfit : float [1]
-        Standard deviation of log r_N by which the law misses the measured arms beyond their errors.
+    seen : tuple of Seen
+        What arms, runs and the plan say of N* or r_N.
+    log_seen : ndarray, (draw, seen) [1]
+        log r_N of each, relative to the draw's own N*_0.
+    law_spread : float [1]
+        Standard deviation of log r_N around the law per square root of an octave.
     stages : dict
         Arguments of `system.pipeline.throughput`, floats or (draw,).
     absolute : bool
@@ -105,7 +113,9 @@ class Calibration:
     lr_fraction: Floats
     penalty_shape: Floats
     curvature_ratio: Floats
-    law_misfit: float
+    seen: tuple[Seen, ...]
+    log_seen: Floats
+    law_spread: float
     stages: dict[str, Any]
     absolute: bool
     responses_to_target: Floats | None
@@ -140,6 +150,7 @@ def calibrate(
     *,
     target: float | None = None,
     metric: str | None = None,
+    lr_rule: LRRule | None = None,
     draws: int = 2000,
     level: float = LEVEL,
     seed: int = 0,
@@ -154,6 +165,8 @@ def calibrate(
         Its recipe, where given, is the reference; otherwise the smallest measured batch is.
     target, metric
         As in `measure`; the plan's own if None.
+    lr_rule : str, callable or None
+        Rule that forecasts will follow: arms off it carry an error of the law of their own. The recipe's if None.
     draws : int
     level : float [1]
         Coverage of the noise-scale limits that decide whether it stays open above.
@@ -185,23 +198,30 @@ def calibrate(
         estimates = noise_scales_to_target(nodes, measured["runs"].to_dataset(), recipe.group_size, level=level)
     evidence, open_above = norm_evidence(estimates)
     open_above = open_above and plan.learning.noise_scale is None
-    arms = cost_arms(measured, recipe) if measured is not None else []
-    learning, log_n0, law_misfit, sources = draw_learning(
-        plan.learning, recipe, evidence, arms, draws=draws, rng=rng, warnings=warnings
+    line = RateLine(
+        recipe=recipe,
+        lr_rule=lr_rule if lr_rule is not None else recipe.lr_rule,
+        ceiling=rate_ceiling(recipe, plan.learning),
     )
+    arms = cost_arms(measured, recipe, line) if measured is not None else []
+    seen = (*arms, *stated_costs(plan.learning, recipe, line))
+    drawn = draw_learning(plan.learning, recipe, evidence, seen, draws=draws, rng=rng, warnings=warnings)
+    sources = drawn.sources
     fit, stages, absolute = system_stages(
         nodes, plan, recipe, draws=draws, rng=rng, seed=seed, sources=sources, warnings=warnings
     )
     limit = memory_limit(plan, recipe, warnings)
     stages = cap_stages(stages, limit, fit)
-    n0 = np.exp(log_n0) if log_n0 is not None else None
+    n0 = np.exp(drawn.log_level) if drawn.log_level is not None else None
     if plan.target.responses_to_target is not None:
         n0 = np.full(draws, plan.target.responses_to_target)
     t0 = plan.target.time_to_target
     return Calibration(
         recipe=recipe,
-        **learning,
-        law_misfit=law_misfit,
+        **drawn.parameters,
+        seen=seen,
+        log_seen=drawn.log_seen,
+        law_spread=drawn.law_spread,
         stages=stages,
         absolute=absolute,
         responses_to_target=n0,

@@ -1,31 +1,36 @@
 r"""The learning side of a calibration: draws of its parameters from priors and pilots.
 
 The noise scale B_noise is drawn from prior times norm likelihood, on a fine grid; the shape k, the fraction c_0 of
-the optimal rate, the penalty's shape p and the curvature ratio from priors. All are weighted by what the arms say,
+the optimal rate, the penalty's shape p and the curvature ratio from priors. All are weighted by what the arms and the
+updates ratios of a plan say,
 
-    log N*_i ~ log N*_0 + log r_N(B_i, eta_i; parameters),     N*_0 profiled out,
+    log N*_i ~ log N*_0 + log r_N(B_i, eta_i; parameters) + law's error,     N*_0 under a flat prior,
 
-with errors from the spread over runs, the width of the evaluation intervals and the law's own error, widened where
-even the best draw misses the arms (Birge's factor), and by the updates ratios that a plan states. One resampling
-gives the draws.
+with errors from the spread over runs, the width of the evaluation intervals and the law's own error, a Brownian
+motion that arms share (`calibrate.discrepancy`), widened where even the best draw misses the arms (Birge's factor).
+One resampling gives the draws, each with its own N*_0 and its own misses at what was seen.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtri
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
 
+from batchsim.calibrate.discrepancy import Seen, condition
 from batchsim.errors import InputError
-from batchsim.learning.lr_rule import EXPONENTS
+from batchsim.learning.lr_rule import EXPONENTS, LRRule
+from batchsim.learning.lr_rule import learning_rate_ratio as rate_of_rule
+from batchsim.learning.mechanism import trust_region_ceiling
 from batchsim.learning.noise_scale import NoiseScale
 from batchsim.learning.progress import step_cost, usable_slope
 from batchsim.learning.sample_cost import cost_at_rate
+from batchsim.measure import RULE_TOLERANCE
 from batchsim.plan import Learning, Plan
 from batchsim.specs.recipe import Recipe
 
@@ -50,16 +55,6 @@ LEARNING = ("noise_scale", "snr_shape", "lr_fraction", "penalty_shape", "curvatu
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """What one measured arm says of N*: log N* and its standard error at a batch and rate."""
-
-    train_batch: float
-    learning_rate_ratio: float
-    log_responses: float
-    error: float
-
-
 def norm_evidence(estimates: list[NoiseScale]) -> tuple[list[NoiseScale], bool]:
     """Estimates that enter the likelihood, and whether the noise scale stays open above.
 
@@ -72,7 +67,7 @@ def norm_evidence(estimates: list[NoiseScale]) -> tuple[list[NoiseScale], bool]:
     return chosen, bool(chosen) and not all(e.identified for e in chosen)
 
 
-def cost_arms(measured: xr.DataTree, recipe: Recipe) -> list[Arm]:
+def cost_arms(measured: xr.DataTree, recipe: Recipe, line: RateLine) -> list[Seen]:
     """Arms of the reference's group size whose N* is bounded on both sides."""
     ds = measured["arms"].to_dataset()
     arms = []
@@ -91,40 +86,127 @@ def cost_arms(measured: xr.DataTree, recipe: Recipe) -> list[Arm]:
         size = math.sqrt(float(arm["runs"]))
         spread = spread if np.isfinite(spread) else RUN_SPREAD / size
         grid = (high - low) / math.sqrt(12) / size / centre
+        batch = float(arm["train_batch"])
         arms.append(
-            Arm(
-                train_batch=float(arm["train_batch"]),
+            Seen(
+                train_batch=batch,
                 learning_rate_ratio=rate,
-                log_responses=math.log(centre),
+                low=math.log(centre),
+                high=math.log(centre),
                 error=math.hypot(spread, grid),
+                off_rule=line.off(batch, rate),
             )
         )
     return arms
+
+
+def stated_costs(given: Learning, recipe: Recipe, line: RateLine) -> list[Seen]:
+    """Updates ratios that a plan states, as sample costs relative to the reference."""
+    said = []
+    for seen in given.observed:
+        batch = seen.prompts * recipe.group_size * recipe.epochs / recipe.updates_per_rollout
+        x = batch / recipe.train_batch
+        rate = x ** EXPONENTS[seen.lr_rule]
+        low, high = (math.log(limit * x) for limit in seen.updates_ratio)
+        said.append(
+            Seen(
+                train_batch=batch,
+                learning_rate_ratio=rate,
+                low=low,
+                high=high,
+                # A ratio has the errors of two runs.
+                error=math.sqrt(2) * seen.relative_error,
+                absolute=False,
+                off_rule=line.off(batch, rate),
+            )
+        )
+    return said
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateLine:
+    """Learning rates that forecasts follow where they are a function of the batch alone; the sqrt rule elsewhere."""
+
+    recipe: Recipe
+    lr_rule: LRRule
+    ceiling: float
+
+    def off(self, train_batch: float, learning_rate_ratio: float) -> float:
+        """Octaves of a rate off the line; 0 within rounding."""
+        rule: LRRule = self.lr_rule if callable(self.lr_rule) or self.lr_rule in EXPONENTS else "sqrt"
+        x = train_batch / self.recipe.train_batch
+        expected = float(rate_of_rule(x, lr_rule=rule, ceiling=self.ceiling))
+        octaves = math.log2(learning_rate_ratio / expected)
+        return octaves if abs(octaves) > math.log2(1 + RULE_TOLERANCE) else 0.0
+
+
+def rate_ceiling(recipe: Recipe, given: Learning) -> float:
+    """Largest eta/eta_0: the recipe's largest rate, or what the trust region leaves."""
+    ceiling = math.inf
+    if recipe.max_learning_rate and recipe.learning_rate:
+        ceiling = recipe.max_learning_rate / recipe.learning_rate
+    if given.kl_max is not None and given.kl_per_update is not None:
+        ceiling = min(ceiling, float(trust_region_ceiling(kl_max=given.kl_max, kl_reference=given.kl_per_update)))
+    return ceiling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """The learning side of a calibration.
+
+    Parameters
+    ----------
+    parameters : dict of str to ndarray, (draw,)
+    log_level : ndarray, (draw,) or None [1]
+        log N*_0.
+    log_seen : ndarray, (draw, seen) [1]
+        log r_N of every observation, relative to the draw's own N*_0.
+    law_spread : float [1]
+        Standard deviation of the law's error per square root of an octave.
+    effective : float
+        Prior draws that the weights leave.
+    sources : dict of str to str
+    """
+
+    parameters: dict[str, Floats]
+    log_level: Floats | None
+    log_seen: Floats
+    law_spread: float
+    effective: float
+    sources: dict[str, str]
 
 
 def draw_learning(
     given: Learning,
     recipe: Recipe,
     norms: list[NoiseScale],
-    arms: list[Arm],
+    seen: tuple[Seen, ...],
     *,
     draws: int,
     rng: np.random.Generator,
     warnings: list[str],
-) -> tuple[dict[str, Floats], Floats | None, float, dict[str, str]]:
-    """Posterior draws of the learning side, of log N*_0, the law's misfit, and where each parameter comes from."""
+) -> Drawn:
+    """Posterior draws of the learning side, of N*_0 and of what was seen, and where each parameter comes from."""
     prior = _draw_prior(given, norms, rng)
     log_weight = np.zeros(PRIOR_DRAWS)
-    log_n0, law_misfit = np.full(PRIOR_DRAWS, np.nan), 0.0
-    if arms:
-        misfit, centre, error = _arm_misfit(arms, recipe, prior)
-        scale = _excess(misfit, arms, warnings)
-        log_weight -= misfit / (2 * scale)
-        error = error * math.sqrt(scale)
-        law_misfit = math.sqrt((scale - 1) * float(np.mean([a.error**2 for a in arms])))
-        log_n0 = centre + error * rng.standard_normal(PRIOR_DRAWS)
-    for seen in given.observed:
-        log_weight += _interval_likelihood(seen, recipe, prior)
+    log_level, log_seen, law_spread = None, np.empty((PRIOR_DRAWS, 0)), LAW_ERROR
+    if seen:
+        log_cost = np.stack([log_law(o, recipe, **prior) for o in seen])
+        numbers = tuple(o for o in seen if o.is_number and o.absolute)
+        if numbers:
+            rows = [i for i, o in enumerate(seen) if o in numbers]
+            alone = condition(
+                numbers, log_cost[rows], reference_batch=recipe.train_batch, law_spread=LAW_ERROR, rng=rng
+            )
+            widened = math.sqrt(
+                _excess(np.where(np.isfinite(alone.log_weight), alone.misfit, np.inf), numbers, warnings)
+            )
+            law_spread = LAW_ERROR * widened
+            seen = tuple(replace(o, error=o.error * widened) for o in seen)
+        found = condition(seen, log_cost, reference_batch=recipe.train_batch, law_spread=law_spread, rng=rng)
+        log_weight, log_level = found.log_weight, found.log_level
+        absolute = np.array([o.absolute for o in seen])
+        log_seen = found.log_seen - np.where(absolute, 0.0 if log_level is None else log_level[:, None], 0.0)
     if not np.isfinite(log_weight).any():
         raise InputError(
             "no draw of the priors can explain the measured sample costs: under every one of them a measured recipe "
@@ -143,9 +225,9 @@ def draw_learning(
     # Systematic resampling: one uniform number, the least added noise.
     picks = np.searchsorted(np.cumsum(weight), (rng.uniform() + np.arange(draws)) / draws)
     picks = rng.permutation(np.minimum(picks, PRIOR_DRAWS - 1))
-    chosen = {name: value[picks] for name, value in prior.items()}
-    informed = len({a.train_batch for a in arms}) > 1 or bool(given.observed)
-    probed = len({(a.train_batch, round(a.learning_rate_ratio, 6)) for a in arms}) > 2 or bool(given.observed)
+    informed = len({o.train_batch for o in seen if o.absolute}) > 1 or bool(given.observed)
+    probed = len({(o.train_batch, round(o.learning_rate_ratio, 6)) for o in seen if o.absolute}) > 2
+    probed = probed or bool(given.observed)
     sources = {
         "noise_scale": _source(given.noise_scale, bool(norms) or informed),
         "snr_shape": _source(given.snr_shape, informed),
@@ -154,7 +236,14 @@ def draw_learning(
         "curvature_ratio": _source(given.curvature_ratio, probed),
     }
     warnings += _unidentified_learning(sources, recipe)
-    return chosen, log_n0[picks] if arms else None, law_misfit, sources
+    return Drawn(
+        parameters={name: value[picks] for name, value in prior.items()},
+        log_level=None if log_level is None else log_level[picks],
+        log_seen=log_seen[picks],
+        law_spread=law_spread,
+        effective=effective,
+        sources=sources,
+    )
 
 
 def _source(given: object, informed: bool) -> str:
@@ -234,18 +323,41 @@ def _logarithm(value: Any) -> Any:
     return tuple(math.log(v) for v in value) if isinstance(value, tuple) else math.log(value)
 
 
-def _log_cost(train_batch: float, learning_rate_ratio: float, recipe: Recipe, prior: dict[str, Floats]) -> Floats:
-    """Log r_N of a batch at a stated rate, per prior draw."""
-    b0, noise = float(recipe.train_batch), prior["noise_scale"]
-    slope = {"noise_scale": noise, "snr_shape": prior["snr_shape"], "optimizer": recipe.optimizer}
-    bend = {"noise_scale": noise, "curvature_ratio": prior["curvature_ratio"], "optimizer": recipe.optimizer}
+def log_law(
+    seen: Seen,
+    recipe: Recipe,
+    *,
+    noise_scale: ArrayLike,
+    snr_shape: ArrayLike,
+    lr_fraction: ArrayLike,
+    penalty_shape: ArrayLike,
+    curvature_ratio: ArrayLike,
+) -> Floats:
+    """The law's log r_N at the batch and rate of an observation.
+
+    Parameters
+    ----------
+    seen : Seen
+    recipe : Recipe
+        The reference.
+    noise_scale, snr_shape, lr_fraction, penalty_shape, curvature_ratio : array_like, broadcastable
+        See `sample_cost.sample_cost_ratio`.
+
+    Returns
+    -------
+    ndarray, broadcast shape [1]
+        Infinite where training diverges.
+    """
+    b0, b = float(recipe.train_batch), seen.train_batch
+    slope = {"noise_scale": noise_scale, "snr_shape": snr_shape, "optimizer": recipe.optimizer}
+    curvature = {"noise_scale": noise_scale, "curvature_ratio": curvature_ratio, "optimizer": recipe.optimizer}
     cost = cost_at_rate(
-        train_batch / b0,
-        learning_rate_ratio=learning_rate_ratio,
-        lr_fraction=prior["lr_fraction"],
-        slope_ratio=usable_slope(b0, **slope) / usable_slope(train_batch, **slope),  # type: ignore[arg-type]
-        cost_ratio=step_cost(train_batch, **bend) / step_cost(b0, **bend),  # type: ignore[arg-type]
-        penalty_shape=prior["penalty_shape"],
+        b / b0,
+        learning_rate_ratio=seen.learning_rate_ratio,
+        lr_fraction=lr_fraction,
+        slope_ratio=usable_slope(b0, **slope) / usable_slope(b, **slope),  # type: ignore[arg-type]
+        cost_ratio=step_cost(b, **curvature) / step_cost(b0, **curvature),  # type: ignore[arg-type]
+        penalty_shape=penalty_shape,
     )
     return np.log(cost)
 
@@ -268,27 +380,7 @@ def law_error(train_batch: Any, measured_batches: tuple[float, ...]) -> Floats:
     return np.asarray(LAW_ERROR * np.sqrt(np.maximum(outside, 0.0)))
 
 
-def _arm_misfit(arms: list[Arm], recipe: Recipe, prior: dict[str, Floats]) -> tuple[Floats, Floats, float]:
-    """Sum of squared studentised residuals per draw with log N*_0 profiled out, its estimate and its error."""
-    reference = (float(recipe.train_batch),)
-    residual = np.stack(
-        [a.log_responses - _log_cost(a.train_batch, a.learning_rate_ratio, recipe, prior) for a in arms]
-    )
-    # A rate away from its reference extrapolates the law as much as a batch does.
-    away = [
-        max(a.train_batch, recipe.train_batch * max(a.learning_rate_ratio, 1 / a.learning_rate_ratio)) for a in arms
-    ]
-    variance = np.array([a.error**2 for a in arms]) + law_error(away, reference) ** 2
-    weight = (1 / variance)[:, None]
-    # A draw under which a measured run diverges is impossible: its residual is minus infinity.
-    possible = np.isfinite(residual).all(axis=0)
-    residual = np.where(np.isfinite(residual), residual, 0.0)
-    centre = np.sum(weight * residual, axis=0) / weight.sum()
-    misfit = np.sum(weight * (residual - centre) ** 2, axis=0)
-    return np.where(possible, misfit, np.inf), centre, float(weight.sum()) ** -0.5
-
-
-def _excess(misfit: Floats, arms: list[Arm], warnings: list[str]) -> float:
+def _excess(misfit: Floats, arms: tuple[Seen, ...], warnings: list[str]) -> float:
     """Factor on the variances that makes the best draw fit the arms as well as their errors promise.
 
     With fewer arms than parameters nothing is left to judge the law by, and the factor is 1.
@@ -303,29 +395,6 @@ def _excess(misfit: Floats, arms: list[Arm], warnings: list[str]) -> float:
             "that factor; compare `batchsim measure` with the prediction at the measured batches and rates"
         )
     return max(1.0, excess)
-
-
-def _interval_likelihood(seen: Any, recipe: Recipe, prior: dict[str, Floats]) -> Floats:
-    """Log-probability that log(S/S_0) falls into a stated interval, per prior draw."""
-    batch = seen.prompts * recipe.group_size * recipe.epochs / recipe.updates_per_rollout
-    x = batch / recipe.train_batch
-    log_updates = _log_cost(batch, x ** EXPONENTS[seen.lr_rule], recipe, prior) - math.log(x)
-    # A ratio has the errors of two runs, and the law its own.
-    error = math.hypot(math.sqrt(2) * seen.relative_error, float(law_error(batch, (float(recipe.train_batch),))))
-    z_low, z_high = ((limit - log_updates) / error for limit in np.log(seen.updates_ratio))
-    with np.errstate(invalid="ignore"):
-        inside = -(z_low**2) / 2 if seen.updates_ratio[0] == seen.updates_ratio[1] else _log_normal_mass(z_low, z_high)
-    return np.where(np.isfinite(log_updates), inside, -np.inf)
-
-
-def _log_normal_mass(z_low: Floats, z_high: Floats) -> Floats:
-    """log(Phi(z_high) - Phi(z_low)), accurate in both tails."""
-    # In the upper tail Phi rounds to 1; its mirror image does not.
-    upper = z_low > 0
-    low, high = np.where(upper, -z_high, z_low), np.where(upper, -z_low, z_high)
-    top = log_ndtr(high)
-    with np.errstate(divide="ignore"):
-        return np.asarray(top + np.log(-np.expm1(log_ndtr(low) - top)))
 
 
 def observed_batches(plan: Plan, recipe: Recipe) -> set[float]:
