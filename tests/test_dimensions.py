@@ -8,6 +8,7 @@ sides of every equation are walked, sum by sum.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -25,7 +26,11 @@ from batchsim import criterion
 from batchsim.learning.sample_cost import critical_train_batch, sample_cost_ratio
 from batchsim.plan import plan_from_dict
 from batchsim.predict import predict
+from batchsim.specs.gpus import find_gpu
+from batchsim.specs.models import find_model
 from batchsim.system import pipeline, step_time
+from batchsim.system.roofline import deploy, ridge
+from batchsim.system.roofline import step_time as step_seconds
 from batchsim.theory import DERIVATIONS, QUANTITIES, derive
 from batchsim.time_to_target import optimal_train_batch, plateau_factor
 from batchsim.variables import VARIABLES
@@ -320,6 +325,37 @@ def test_every_shipped_form_scales_with_its_dimension(form: str, power: int) -> 
     }
     before, after = (float(FORMS[form].shipped(**p)) for p in (point, scaled))
     assert after == pytest.approx(before * scale(walk_all(name)[result]), rel=1e-6)
+
+
+# -- the roofline, which is no single formula ---------------------------------------------------------
+
+
+def in_time_unit(value: Any, unit: float) -> Any:
+    """A specification whose seconds count `unit` times as much: rates fall, latencies rise."""
+    change: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        held = getattr(value, field.name)
+        if field.name.endswith(("_bandwidth", "_flops")) and held is not None:
+            change[field.name] = held / unit
+        elif field.name.endswith(("_latency", "_time")):
+            change[field.name] = tuple(v * unit for v in held) if isinstance(held, tuple) else held * unit
+    return dataclasses.replace(value, **change)
+
+
+@pytest.mark.parametrize("model", ["Qwen3-8B", "Qwen3-30B-A3B", "DeepSeek-V3"])
+@pytest.mark.parametrize("unit", [0.125, 4.0])
+def test_a_decode_step_scales_with_the_unit_of_time(model: str, unit: float) -> None:
+    one = deploy(find_model(model), find_gpu("H200"), tensor_parallel=8)
+    other = dataclasses.replace(
+        one,
+        gpu=in_time_unit(one.gpu, unit),
+        engine=in_time_unit(one.engine, unit),
+        efficiency=in_time_unit(one.efficiency, unit),
+    )
+    for at in ({"batch": 64.0, "context": 3000.0}, {"batch": 8.0, "context": 100.0, "prompt": 900.0}):
+        before, after = (step_seconds(d, **at) for d in (one, other))
+        assert after == pytest.approx(before * unit, rel=1e-12)
+    assert float(ridge(other)["ridge_batch"][0]) == pytest.approx(float(ridge(one)["ridge_batch"][0]), rel=1e-12)
 
 
 # -- the whole chain ----------------------------------------------------------------------------------

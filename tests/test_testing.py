@@ -259,7 +259,7 @@ def unimodal(values: Any) -> None:
         ([[1.0], [1.0, 2.0]], "ragged"),
         ((v for v in (1.0, 2.0)), "not numbers"),
         ({1.0, 2.0, 3.0}, "not numbers"),
-        (np.ma.masked_array([1.0, 2.0, 3.0], mask=[0, 1, 0]), r"\[1\] is nan"),
+        (np.ma.masked_array([1.0, 2.0, 3.0], mask=[False, True, False]), r"\[1\] is nan"),
         (np.array([1, 2, 3], dtype="timedelta64[s]"), "not numbers"),
     ],
 )
