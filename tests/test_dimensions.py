@@ -352,8 +352,8 @@ def test_a_decode_step_scales_with_the_unit_of_time(model: str, unit: float) -> 
         engine=in_time_unit(one.engine, unit),
         efficiency=in_time_unit(one.efficiency, unit),
     )
-    for at in ({"batch": 64.0, "context": 3000.0}, {"batch": 8.0, "context": 100.0, "prompt": 900.0}):
-        before, after = (step_seconds(d, **at) for d in (one, other))
+    for batch, context, prompt in ((64.0, 3000.0, 0.0), (8.0, 100.0, 900.0)):
+        before, after = (step_seconds(d, batch=batch, context=context, prompt=prompt) for d in (one, other))
         assert after == pytest.approx(before * unit, rel=1e-12)
     assert float(ridge(other)["ridge_batch"][0]) == pytest.approx(float(ridge(one)["ridge_batch"][0]), rel=1e-12)
 
