@@ -23,6 +23,7 @@ from batchsim.cli.gpus import gpus
 from batchsim.cli.init import init
 from batchsim.cli.measure import measure
 from batchsim.cli.models import models
+from batchsim.cli.power import power
 from batchsim.cli.predict import predict
 from batchsim.cli.simulate import app as simulate
 from batchsim.cli.validate import validate
@@ -42,7 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (init, explain, measure, predict, decode, validate, gpus, models):
+for verb in (init, explain, measure, predict, decode, power, validate, gpus, models):
     app.command()(verb)
 app.add_typer(simulate, name="simulate")
 

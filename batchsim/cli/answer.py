@@ -10,13 +10,16 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
 from batchsim.logs import keys
 from batchsim.variables import SCHEMA
+
+if TYPE_CHECKING:
+    from batchsim.recommend import Experiment, Knee
 
 
 def write(answer: dict[str, Any]) -> None:
@@ -39,7 +42,9 @@ def interval(low: Any, high: Any) -> list[float | int | None] | None:
     return None if math.isnan(float(low)) and math.isnan(float(high)) else [number(low), number(high)]
 
 
-def from_measurement(measured: xr.DataTree, by_target: xr.Dataset | None = None) -> dict[str, Any]:
+def from_measurement(
+    measured: xr.DataTree, by_target: xr.Dataset | None = None, knee: Knee | None = None
+) -> dict[str, Any]:
     """Answer of `measure`.
 
     Parameters
@@ -48,6 +53,8 @@ def from_measurement(measured: xr.DataTree, by_target: xr.Dataset | None = None)
         From `measure.measure`.
     by_target : xarray.Dataset or None
         From `measure.measure_targets`.
+    knee : Knee or None
+        From `recommend.knee_of_runs`.
 
     Returns
     -------
@@ -84,7 +91,39 @@ def from_measurement(measured: xr.DataTree, by_target: xr.Dataset | None = None)
             }
             for t in by_target["target"].values
         ]
+    if knee is not None:
+        answer["knee"] = from_knee(knee)
     return answer
+
+
+def from_knee(knee: Knee) -> dict[str, Any]:
+    """Explanations of a departure and experiments that tell them apart, as plain values."""
+    experiments = [_experiment(e) for e in knee.experiments]
+    return {
+        "train_batch": number(knee.train_batch),
+        "is_shown": knee.is_shown,
+        "explanations": [
+            {
+                "name": e.name,
+                "probability": e.probability,
+                "sample_cost_ratio": [number(v) for v in e.sample_cost_ratio],
+                "sentence": e.sentence,
+            }
+            for e in knee.explanations
+        ],
+        "experiments": experiments,
+        "cheapest": None if knee.cheapest is None else _experiment(knee.cheapest),
+        "sentences": list(knee.sentences),
+    }
+
+
+def _experiment(experiment: Experiment) -> dict[str, Any]:
+    return {
+        "name": experiment.name,
+        "cost": experiment.cost,
+        "information": experiment.information,
+        "outcomes": experiment.outcomes,
+    }
 
 
 BOUNDED = ("responses_to_target", "time_to_target", "time_with_evaluation", "time_ratio", "sample_cost_ratio")
@@ -190,6 +229,7 @@ def from_prediction(
         "critical_gen_limit": attrs["critical_gen_limit"],
         "ridge_batch": attrs["ridge_batch"],
         "next_run": attrs["next_run"],
+        "decision": _decision(ds),
         "what_if": attrs["what_if"],
         "settings": _settings(ds, trainer_of_prediction(ds, trainer), epochs),
         "parameters": {
@@ -206,6 +246,21 @@ def from_prediction(
         ],
         "seed": attrs["seed"],
         "warnings": attrs["warnings"],
+    }
+
+
+def _decision(ds: xr.Dataset) -> dict[str, Any]:
+    """The batch to run, and why."""
+    from batchsim.recommend import decide
+
+    found = decide(ds)
+    return {
+        "train_batch": number(found.train_batch),
+        "is_star": found.is_star,
+        "p_near_best": found.p_near_best,
+        "expected_regret": found.expected_regret,
+        "is_known": found.is_known,
+        "sentences": list(found.sentences),
     }
 
 

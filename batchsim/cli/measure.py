@@ -38,13 +38,16 @@ def measure(
         float | None, typer.Option(help="Alignment band, in units of the score [default: one point].")
     ] = None,
     targets: Annotated[str | None, typer.Option(help="r_N as a function of the target, as 0.4,0.5,0.6.")] = None,
+    knee: Annotated[
+        bool, typer.Option("--knee", help="Weigh why N* departs, and name the cheapest experiment that would tell.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="With --targets: write the plot of r_N (png, pdf, svg).")] = None,
     json: opt.Json = False,
 ) -> None:
     """State N*, q, T, r_N, r_q and the verdict of measured runs.
 
     Runs that share batch, group size and learning rate are one arm; ratios are against the smallest
-    batch. N* is an interval, since evaluations are sparse.
+    batch. N* is an interval, since evaluations are sparse. --knee alone models something.
     """
     from batchsim.cli import answer, table
     from batchsim.measure import measure as measure_runs
@@ -102,10 +105,17 @@ def measure(
         from batchsim.plot import plot_sample_cost
 
         opt.save_plot(plot, lambda ax: plot_sample_cost(by_target, ax=ax))
+    weighed = None
+    if knee:
+        from batchsim.recommend import knee_of_runs
+
+        weighed = knee_of_runs(measured, seed=seed)
     if json:
-        answer.write(answer.from_measurement(measured, by_target))
+        answer.write(answer.from_measurement(measured, by_target, weighed))
     else:
         table.print_measurement(measured, by_target)
+        if weighed is not None:
+            table.print_knee(answer.from_knee(weighed))
 
 
 def _score_error(text: str | None) -> float | str | None:

@@ -340,6 +340,23 @@ def _print_comparison(console: Console, compared: Sequence[dict[str, Any]]) -> N
     print_rows(console, "predicted beside measured", rows, optional=("covered", "error"))
 
 
+def print_knee(knee: dict[str, Any]) -> None:
+    """Print what a departure of N* may be, and the experiments that would tell."""
+    console = make_console()
+    explained: list[dict[str, Cell]] = [
+        {"explanation": e["name"], "probability": f"{e['probability']:.2f}", "what it would mean": e["sentence"]}
+        for e in knee["explanations"]
+    ]
+    print_rows(console, f"why N* departs at B = {knee['train_batch']:,}", explained)
+    tried: list[dict[str, Cell]] = [
+        {"experiment": e["name"], "runs of the reference": f"{e['cost']:.2f}", "bits": f"{e['information']:.2f}"}
+        for e in knee["experiments"]
+    ]
+    print_rows(console, "what would tell, by bits per cost", tried)
+    for sentence in knee["sentences"]:
+        console.print(sentence, soft_wrap=True)
+
+
 def _sentences(answer: dict[str, Any]) -> list[str]:
     """What to do, and why."""
     at_least = " at least" if answer["at_least"] else ""
@@ -356,13 +373,11 @@ def _sentences(answer: dict[str, Any]) -> list[str]:
     if chosen is not None and not chosen[0] <= star <= chosen[1]:
         said.append("The star lies outside the range: near-best on the median, less often so draw by draw.")
     row = next((r for r in answer["batches"] if r["train_batch"] == star), None)
-    if row is not None and row["train_batch"] != answer["reference_batch"]:
-        middle = row["estimates"]
-        said.append(
-            f"At B = {star} a response teaches {1 / middle['sample_cost_ratio']:.2f} of what it does at the reference, "
-            f"and {middle['throughput_ratio']:.2f} times as many come per second: T/T0 = {middle['time_ratio']:.2f}"
-            + (f", learning rate {row['learning_rate']:.3g}." if row["learning_rate"] else ".")
-        )
+    # The last sentence is on the next run, and stands at the end.
+    first, *others, _ = answer["decision"]["sentences"]
+    if row is not None and row["learning_rate"] and row["train_batch"] != answer["reference_batch"]:
+        first = f"{first[:-1]}; learning rate {row['learning_rate']:.3g}."
+    said += [first, *others]
     critical = span(answer["critical_train_batch"])
     said.append(
         f"Critical training batch (N* up 10 %): {critical}; critical generation batch (90 % of the plateau): "
@@ -389,7 +404,7 @@ def _sentences(answer: dict[str, Any]) -> list[str]:
             f"{100 * next_run['gain']:.1f} % of T0."
         )
     else:
-        said.append("No further pilot is expected to shorten the run by half a percent of T0.")
+        said.append(answer["decision"]["sentences"][-1])
     return said
 
 
