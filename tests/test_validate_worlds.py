@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 from batchsim.cli import main
 from batchsim.learning.progress import slope_from_moments
 from batchsim.learning.sample_cost import sample_cost_ratio
-from batchsim.learning.worlds import Trainer, mean_responses, softmax_world, train, true_noise
+from batchsim.learning.worlds import SoftmaxWorld, Trainer, mean_responses, softmax_world, train, true_noise
 from batchsim.validate.worlds import breaking, findings, forecast, ranges, staleness
 
 # -- ranges -------------------------------------------------------------------------------------------
@@ -306,3 +308,51 @@ def test_the_command_prints_and_draws_a_forecast(
     assert not error.value.code
     assert plot.stat().st_size > 1000
     assert "exact and c_0" in capsys.readouterr().out
+
+
+# -- the page -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    script = Path(__file__).resolve().parents[1] / "docs" / "worlds_page.py"
+    spec = importlib.util.spec_from_file_location("worlds_page", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_shows_the_stored_results(page: ModuleType) -> None:
+    results = json.loads(page.RESULTS.read_text(encoding="utf-8"))
+    assert page.page(results, page.TEXT.read_text(encoding="utf-8")) == page.PAGE.read_text(encoding="utf-8")
+    assert "{{" not in page.PAGE.read_text(encoding="utf-8")
+
+
+def test_stored_results_are_those_of_the_present_ranges(page: ModuleType) -> None:
+    results = json.loads(page.RESULTS.read_text(encoding="utf-8"))
+    assert set(results) == set(page.CLAIMS)
+    named = [s["slice"] for s in results["forecast"]["slices"]]
+    assert named == [f"{row}, c_0 = {c:g}" for row in ranges.ROWS for c in ranges.LR_FRACTIONS]
+    assert results["forecast"]["overall"]["worlds"] == forecast.WORLDS * len(ranges.ROWS)
+    assert list(results["forecast"]["overall"]["forms"]) == list(forecast.FORMS)
+    assert results["breaking"]["overall"]["factors"] == breaking.FACTORS[1:].tolist()
+    assert results["findings"]["overall"]["worlds"] == findings.WORLDS
+    assert results["staleness"]["overall"]["lags"] == list(staleness.LAGS[1:])
+    for part in results["findings"]["slices"]:
+        assert part["n"] == findings.WORLDS
+
+
+def test_a_stored_result_is_found_again(page: ModuleType) -> None:
+    """One cell of the page, simulated anew; another processor may round a step differently."""
+    results = json.loads(page.RESULTS.read_text(encoding="utf-8"))
+    again = [findings._predicted_trade(findings_world(n), findings.TRADES)[1:] for n in range(findings.WORLDS)]
+    stored = [pair["predicted"] for pair in results["findings"]["pairs"]]
+    np.testing.assert_allclose(np.concatenate(again), stored, rtol=1e-4)
+
+
+def findings_world(number: int) -> SoftmaxWorld:
+    rng = np.random.default_rng(np.random.SeedSequence(findings.STREAM, spawn_key=(1, number)))
+    seed = int(rng.integers(2**31, size=2)[1])
+    return softmax_world(dim=256, answers=8, prompts=1024, validation=0, start_score=0.28, seed=seed)

@@ -228,7 +228,7 @@ def pair_rows(number: int) -> list[dict[str, Any]]:
         row = _row(number, f"prompts dominate: N* of ({p}, {g}) over (128, 4)", n)
         rows.append(row | {"predicted": float(want), "error": float(want / n - 1)})
     error = np.abs(np.log(said[1:] * needed[0] / needed[1:])).max()
-    rows.append(_row(number, "prompts dominate: largest |log error| from moments at the start", error, (0.0, 0.10)))
+    rows.append(_row(number, "prompts dominate: largest log error of moments at the start", error, (0.0, 0.10)))
     return rows
 
 
@@ -282,6 +282,11 @@ def ppo_rows(number: int) -> list[dict[str, Any]]:
             gap = np.log(norm / norm[0]) - 0.5 * np.log(predicted / predicted[0])
             limits = (0.0, 0.15) if who == "actor" or share < 1 else None
             rows.append(
-                _row(number, f"{name}: {who}'s norms against its noise scale, largest |log|", np.abs(gap).max(), limits)
+                _row(
+                    number,
+                    f"{name}: {who}'s norms against its noise scale, largest log error",
+                    np.abs(gap).max(),
+                    limits,
+                )
             )
     return rows
