@@ -29,8 +29,9 @@ from scipy.special import ndtri
 
 from batchsim.calibrate import Calibration, calibrate
 from batchsim.calibrate.discrepancy import bend, gaps
-from batchsim.calibrate.learning import log_law, rate_ceiling
+from batchsim.calibrate.learning import log_law
 from batchsim.calibrate.limits import binding_limits, critical_gen_batches, critical_gen_limit
+from batchsim.calibrate.observations import rate_ceiling
 from batchsim.calibrate.specified import SPECIFIED, specified
 from batchsim.calibrate.what_if import ridge_batches, what_if
 from batchsim.criterion import cost, gpu_hours, verdict

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from scipy.stats import multivariate_normal, norm
 
 from batchsim.calibrate.discrepancy import LEVEL_SPREAD, Seen, bend, condition, gaps, law_covariance, wiener
-from batchsim.calibrate.learning import LAW_ERROR, RateLine, rate_ceiling
+from batchsim.calibrate.learning import LAW_ERROR
+from batchsim.calibrate.observations import RateLine, rate_ceiling
 from batchsim.plan import Learning, plan_from_dict
 from batchsim.specs.recipe import Recipe
 
@@ -20,9 +21,9 @@ Floats = NDArray[np.float64]
 B0 = 64.0
 
 
-def number(batch: float, value: float, *, error: float = 0.02, off: float = 0.0, absolute: bool = True) -> Seen:
+def number(batch: float, value: float, *, error: float = 0.02, off: float = 0.0, level: str = "target") -> Seen:
     return Seen(
-        train_batch=batch, learning_rate_ratio=1.0, low=value, high=value, error=error, off_rule=off, absolute=absolute
+        train_batch=batch, learning_rate_ratio=1.0, low=value, high=value, error=error, off_rule=off, level=level
     )
 
 
@@ -54,7 +55,7 @@ def test_numbers_weigh_as_the_joint_gaussian_with_a_flat_level() -> None:
         number(64, 12.0),
         number(256, 12.3, error=0.05),
         number(128, 12.1, off=1.0),
-        number(128, 0.2, error=0.14, absolute=False),
+        number(128, 0.2, error=0.14, level="ratio"),
     )
     law = np.random.default_rng(1).normal(0.1, 0.2, size=(4, 50))
     found = conditioned(seen, law)
@@ -79,24 +80,24 @@ def test_numbers_weigh_as_the_joint_gaussian_with_a_flat_level() -> None:
 
 def test_a_number_is_the_limit_of_an_interval() -> None:
     law = np.linspace(-0.3, 0.5, 40)[None, :]
-    exact = conditioned((number(128, 0.2, absolute=False),), law).log_weight
+    exact = conditioned((number(128, 0.2, level="ratio"),), law).log_weight
     for half in (1e-3, 1e-9):
-        near = Seen(train_batch=128, learning_rate_ratio=1, low=0.2 - half, high=0.2 + half, error=0.02, absolute=False)
+        near = Seen(train_batch=128, learning_rate_ratio=1, low=0.2 - half, high=0.2 + half, error=0.02, level="ratio")
         assert np.ptp(conditioned((near,), law).log_weight - exact) < 0.02
 
 
 def test_limits_weigh_by_their_joint_probability() -> None:
     """Two one-sided ratios, whose probability the bivariate normal gives; draws average to it."""
-    one = Seen(train_batch=128, learning_rate_ratio=1, low=0.1, high=math.inf, error=0.05, absolute=False)
-    other = Seen(train_batch=512, learning_rate_ratio=1, low=-math.inf, high=0.05, error=0.05, absolute=False)
+    one = Seen(train_batch=128, learning_rate_ratio=1, low=0.1, high=math.inf, error=0.05, level="ratio")
+    other = Seen(train_batch=512, learning_rate_ratio=1, low=-math.inf, high=0.05, error=0.05, level="ratio")
     law = np.zeros((2, 100_000))
     found = conditioned((one, other), law)
     covariance = law_covariance((one, other), B0, LAW_ERROR)
     flipped = covariance * np.array([[1, -1], [-1, 1]])
     exact = multivariate_normal(mean=np.zeros(2), cov=flipped).cdf(np.array([-0.1, 0.05]))
     assert np.exp(found.log_weight).mean() == pytest.approx(exact, rel=0.01)
-    assert (found.log_seen[:, 0] >= 0.1).all()
-    assert (found.log_seen[:, 1] <= 0.05).all()
+    assert (found.log_ratio[:, 0] >= 0.1).all()
+    assert (found.log_ratio[:, 1] <= 0.05).all()
     assert found.log_level is None
 
 
@@ -104,8 +105,8 @@ def test_a_run_that_ends_first_bounds_the_level_from_below() -> None:
     # Of N* nothing but "more than e^12": the level's prior is cut there.
     (only,) = (Seen(train_batch=64, learning_rate_ratio=1, low=12.0, high=math.inf, error=0.1),)
     found = conditioned((only,), np.zeros((1, 20_000)))
-    assert (found.log_seen >= 12).all()
     assert found.log_level is not None
+    assert (found.log_ratio[:, 0] + found.log_level >= 12 - 1e-9).all()
     assert np.quantile(found.log_level, 0.01) > 11.7
 
 
@@ -114,7 +115,7 @@ def test_draws_that_make_a_measured_run_diverge_are_excluded() -> None:
     found = conditioned((number(64, 12.0), number(128, 12.1)), law)
     assert np.isfinite(found.log_weight[0])
     assert found.log_weight[1] == -np.inf
-    assert np.isfinite(found.log_seen).all()
+    assert np.isfinite(found.log_ratio).all()
 
 
 def test_forecasts_pass_through_measured_arms_and_go_on_from_the_last() -> None:
@@ -172,10 +173,10 @@ def test_a_ceiling_bends_the_line() -> None:
 
 @given(low=st.floats(-40, 40), width=st.floats(1e-6, 10))
 def test_draws_within_limits_stay_there_in_both_tails(low: float, width: float) -> None:
-    seen = Seen(train_batch=64, learning_rate_ratio=1, low=low, high=low + width, error=1.0, absolute=False)
+    seen = Seen(train_batch=64, learning_rate_ratio=1, low=low, high=low + width, error=1.0, level="ratio")
     found = conditioned((seen,), np.zeros((1, 200)))
-    assert (found.log_seen >= low).all()
-    assert (found.log_seen <= low + width).all()
+    assert (found.log_ratio >= low).all()
+    assert (found.log_ratio <= low + width).all()
     if abs(low) < 5 and width > 0.01:
         mass = norm.cdf(low + width) - norm.cdf(low)
         assert found.log_weight == pytest.approx(np.full(200, math.log(mass)), abs=1e-6)

@@ -49,13 +49,16 @@ from batchsim.calibrate.learning import (
     LEARNING,
     MIN_EFFECTIVE_DRAWS,
     PRIOR_DRAWS,
-    RateLine,
-    cost_arms,
     draw_learning,
     law_error,
     norm_evidence,
+)
+from batchsim.calibrate.observations import (
+    Evidence,
+    RateLine,
     observed_batches,
     rate_ceiling,
+    run_evidence,
     stated_costs,
 )
 from batchsim.calibrate.system import cap_stages, memory_limit, system_stages
@@ -203,8 +206,14 @@ def calibrate(
         lr_rule=lr_rule if lr_rule is not None else recipe.lr_rule,
         ceiling=rate_ceiling(recipe, plan.learning),
     )
-    arms = cost_arms(measured, recipe, line) if measured is not None else []
-    seen = (*arms, *stated_costs(plan.learning, recipe, line))
+    found = (
+        run_evidence(nodes, measured, recipe, line, warnings)
+        if measured is not None
+        else Evidence(seen=(), responses=None, overlay=None)
+    )
+    numbers = sum(o.is_number for o in found.seen)
+    stated = stated_costs(plan.learning, recipe, line)
+    seen = (*found.seen[:numbers], *stated, *found.seen[numbers:])
     drawn = draw_learning(plan.learning, recipe, evidence, seen, draws=draws, rng=rng, warnings=warnings)
     sources = drawn.sources
     fit, stages, absolute = system_stages(
@@ -227,7 +236,7 @@ def calibrate(
         responses_to_target=n0,
         time_to_target=np.full(draws, t0) if t0 is not None else None,
         measured_batches=tuple(
-            sorted({float(recipe.train_batch)} | {a.train_batch for a in arms} | observed_batches(plan, recipe))
+            sorted({float(recipe.train_batch)} | {o.train_batch for o in seen} | observed_batches(plan, recipe))
         ),
         step_time=fit,
         noise_scales=estimates,

@@ -41,6 +41,7 @@ from scipy.special import log_ndtr, ndtri_exp
 
 Floats = NDArray[np.float64]
 
+LEVELS = ("target", "curve")
 LEVEL_SPREAD = 10.0
 """Standard deviation of the prior of log N_0 around what the arms say: flat for every purpose."""
 LEAST_ERROR = 1e-4
@@ -60,8 +61,9 @@ class Seen:
         Limits of log N*, or of log r_N for a stated ratio; equal for a number, infinite where there is no limit.
     error : float [1]
         Standard error of log N* that no other observation shares.
-    absolute : bool
-        N* itself, not a ratio to the reference.
+    level : {'target', 'curve', 'ratio'}
+        What it is relative to: N* of the target has the level log N_0, the pace of a learning curve (`overlay`) a
+        level of its own that means nothing, a stated ratio to the reference none.
     off_rule : float [1]
         Octaves of the learning rate off the line that forecasts follow.
     """
@@ -71,7 +73,7 @@ class Seen:
     low: float
     high: float
     error: float
-    absolute: bool = True
+    level: str = "target"
     off_rule: float = 0.0
 
     @property
@@ -88,8 +90,8 @@ class Conditioned:
     ----------
     log_weight : ndarray, (draw,) [1]
         Log-likelihood, up to a constant.
-    log_seen : ndarray, (draw, seen) [1]
-        log N*, or log r_N, of every observation within its limits.
+    log_ratio : ndarray, (draw, seen) [1]
+        log r_N of every observation, within its limits and relative to the draw's own level.
     log_level : ndarray, (draw,) or None [1]
         log N_0, where an observation tells it.
     misfit : ndarray, (draw,) [1]
@@ -97,7 +99,7 @@ class Conditioned:
     """
 
     log_weight: Floats
-    log_seen: Floats
+    log_ratio: Floats
     log_level: Floats | None
     misfit: Floats
 
@@ -161,17 +163,18 @@ def condition(
     -------
     Conditioned
     """
-    absolute = np.array([o.absolute for o in seen], dtype=np.float64)
+    groups = [name for name in LEVELS if any(o.level == name for o in seen)]
+    of_group = np.array([[float(o.level == name) for name in groups] for o in seen]).reshape(len(seen), len(groups))
     covariance = law_covariance(seen, reference_batch, law_spread)
-    lower = np.linalg.cholesky(covariance + LEVEL_SPREAD**2 * np.outer(absolute, absolute))
+    lower = np.linalg.cholesky(covariance + LEVEL_SPREAD**2 * of_group @ of_group.T)
     possible = np.isfinite(log_cost).all(axis=0)
     law = np.where(possible, log_cost, 0.0)
-    level = _rough_level(seen)
+    rough = of_group @ np.array([_rough_level(seen, name) for name in groups])
     count = law.shape[1]
     eta, log_seen = np.zeros((len(seen), count)), np.empty((count, len(seen)))
     log_weight, misfit = np.zeros(count), np.zeros(count)
     for i, o in enumerate(seen):
-        expected = law[i] + absolute[i] * level + lower[i, :i] @ eta[:i]
+        expected = law[i] + rough[i] + lower[i, :i] @ eta[:i]
         low, high = (o.low - expected) / lower[i, i], (o.high - expected) / lower[i, i]
         if o.is_number:
             eta[i] = low
@@ -181,23 +184,26 @@ def condition(
             eta[i], mass = _within(low, high, rng)
             log_weight += mass
         log_seen[:, i] = np.clip(expected + lower[i, i] * eta[i], o.low, o.high)
-    log_level = None
-    if absolute.any():
-        # Generalised least squares of the level, as LEVEL_SPREAD -> infinity.
-        factor = cho_factor(covariance)
-        weight = cho_solve(factor, absolute)
-        precision = float(weight @ absolute)
-        offset = -cho_solve(factor, law).T @ absolute + cho_solve(factor, log_seen.T).T @ absolute
-        log_level = offset / precision + rng.standard_normal(count) / np.sqrt(precision)
+    levels = np.zeros((count, len(groups)))
+    if groups:
+        # Generalised least squares of the levels, as LEVEL_SPREAD -> infinity.
+        weighted = cho_solve(cho_factor(covariance), of_group)
+        spread = np.linalg.inv(of_group.T @ weighted)
+        centre = (log_seen - law.T) @ weighted @ spread
+        levels = centre + rng.standard_normal(centre.shape) @ np.linalg.cholesky(spread).T
     return Conditioned(
-        log_weight=np.where(possible, log_weight, -np.inf), log_seen=log_seen, log_level=log_level, misfit=misfit
+        log_weight=np.where(possible, log_weight, -np.inf),
+        log_ratio=log_seen - levels @ of_group.T,
+        log_level=levels[:, groups.index("target")] if "target" in groups else None,
+        misfit=misfit,
     )
 
 
-def _rough_level(seen: tuple[Seen, ...]) -> float:
-    """Middle of what limits log N* on both sides, else the finite limits."""
-    two_sided = [(o.low + o.high) / 2 for o in seen if o.absolute and np.isfinite(o.low + o.high)]
-    limits = [v for o in seen if o.absolute for v in (o.low, o.high) if np.isfinite(v)]
+def _rough_level(seen: tuple[Seen, ...], name: str) -> float:
+    """Middle of what limits a level on both sides, else the finite limits."""
+    own = [o for o in seen if o.level == name]
+    two_sided = [(o.low + o.high) / 2 for o in own if np.isfinite(o.low + o.high)]
+    limits = [v for o in own for v in (o.low, o.high) if np.isfinite(v)]
     known = two_sided or limits
     return float(np.mean(known)) if known else 0.0
 

@@ -18,20 +18,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from batchsim.calibrate.discrepancy import Seen, condition
 from batchsim.errors import InputError
-from batchsim.learning.lr_rule import EXPONENTS, LRRule
-from batchsim.learning.lr_rule import learning_rate_ratio as rate_of_rule
-from batchsim.learning.mechanism import trust_region_ceiling
 from batchsim.learning.noise_scale import NoiseScale
 from batchsim.learning.progress import step_cost, usable_slope
 from batchsim.learning.sample_cost import cost_at_rate
-from batchsim.measure import RULE_TOLERANCE
-from batchsim.plan import Learning, Plan
+from batchsim.plan import Learning
 from batchsim.specs.recipe import Recipe
 
 PRIOR_DRAWS = 40_000
@@ -42,9 +37,6 @@ DRIFT_PROBABILITY = 0.5
 LR_FRACTION_PRIOR = (0.01, 0.5)
 PENALTY_SHAPE_PRIOR = (-1.0, 0.5)
 CURVATURE_RATIO_PRIOR = (0.2, 1.0)
-RUN_SPREAD = 0.1
-"""Relative spread of N* over runs where no repeat shows it. Reference convergence points scatter by 2-5 % in
-language-model pretraining and 5-15 % elsewhere (6 to 197 seeds each)."""
 LAW_ERROR = 0.12
 """Standard deviation of log r_N per square root of an octave beyond the measured batches."""
 MIN_EFFECTIVE_DRAWS = 100
@@ -65,89 +57,6 @@ def norm_evidence(estimates: list[NoiseScale]) -> tuple[list[NoiseScale], bool]:
     chunked = [e for e in usable if e.method == "chunk norms"]
     chosen = chunked or usable
     return chosen, bool(chosen) and not all(e.identified for e in chosen)
-
-
-def cost_arms(measured: xr.DataTree, recipe: Recipe, line: RateLine) -> list[Seen]:
-    """Arms of the reference's group size whose N* is bounded on both sides."""
-    ds = measured["arms"].to_dataset()
-    arms = []
-    for i in range(ds.sizes["arm"]):
-        arm = ds.isel(arm=i)
-        low, centre, high = arm["responses_to_target"].values
-        rate = float(arm["learning_rate"]) / (recipe.learning_rate or math.nan)
-        if not np.isfinite(rate) and float(arm["train_batch"]) == recipe.train_batch:
-            # The reference is at its own rate, whatever that is.
-            rate = 1.0
-        group = float(arm["group_size"])
-        other_group = np.isfinite(group) and group != recipe.group_size
-        if not np.isfinite(centre) or not np.isfinite(rate) or other_group:
-            continue
-        spread = float(arm["responses_to_target_se"]) / centre
-        size = math.sqrt(float(arm["runs"]))
-        spread = spread if np.isfinite(spread) else RUN_SPREAD / size
-        grid = (high - low) / math.sqrt(12) / size / centre
-        batch = float(arm["train_batch"])
-        arms.append(
-            Seen(
-                train_batch=batch,
-                learning_rate_ratio=rate,
-                low=math.log(centre),
-                high=math.log(centre),
-                error=math.hypot(spread, grid),
-                off_rule=line.off(batch, rate),
-            )
-        )
-    return arms
-
-
-def stated_costs(given: Learning, recipe: Recipe, line: RateLine) -> list[Seen]:
-    """Updates ratios that a plan states, as sample costs relative to the reference."""
-    said = []
-    for seen in given.observed:
-        batch = seen.prompts * recipe.group_size * recipe.epochs / recipe.updates_per_rollout
-        x = batch / recipe.train_batch
-        rate = x ** EXPONENTS[seen.lr_rule]
-        low, high = (math.log(limit * x) for limit in seen.updates_ratio)
-        said.append(
-            Seen(
-                train_batch=batch,
-                learning_rate_ratio=rate,
-                low=low,
-                high=high,
-                # A ratio has the errors of two runs.
-                error=math.sqrt(2) * seen.relative_error,
-                absolute=False,
-                off_rule=line.off(batch, rate),
-            )
-        )
-    return said
-
-
-@dataclass(frozen=True, kw_only=True)
-class RateLine:
-    """Learning rates that forecasts follow where they are a function of the batch alone; the sqrt rule elsewhere."""
-
-    recipe: Recipe
-    lr_rule: LRRule
-    ceiling: float
-
-    def off(self, train_batch: float, learning_rate_ratio: float) -> float:
-        """Octaves of a rate off the line; 0 within rounding."""
-        rule: LRRule = self.lr_rule if callable(self.lr_rule) or self.lr_rule in EXPONENTS else "sqrt"
-        x = train_batch / self.recipe.train_batch
-        expected = float(rate_of_rule(x, lr_rule=rule, ceiling=self.ceiling))
-        octaves = math.log2(learning_rate_ratio / expected)
-        return octaves if abs(octaves) > math.log2(1 + RULE_TOLERANCE) else 0.0
-
-
-def rate_ceiling(recipe: Recipe, given: Learning) -> float:
-    """Largest eta/eta_0: the recipe's largest rate, or what the trust region leaves."""
-    ceiling = math.inf
-    if recipe.max_learning_rate and recipe.learning_rate:
-        ceiling = recipe.max_learning_rate / recipe.learning_rate
-    if given.kl_max is not None and given.kl_per_update is not None:
-        ceiling = min(ceiling, float(trust_region_ceiling(kl_max=given.kl_max, kl_reference=given.kl_per_update)))
-    return ceiling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +101,7 @@ def draw_learning(
     log_level, log_seen, law_spread = None, np.empty((PRIOR_DRAWS, 0)), LAW_ERROR
     if seen:
         log_cost = np.stack([log_law(o, recipe, **prior) for o in seen])
-        numbers = tuple(o for o in seen if o.is_number and o.absolute)
+        numbers = tuple(o for o in seen if o.is_number and o.level != "ratio")
         if numbers:
             rows = [i for i, o in enumerate(seen) if o in numbers]
             alone = condition(
@@ -204,9 +113,7 @@ def draw_learning(
             law_spread = LAW_ERROR * widened
             seen = tuple(replace(o, error=o.error * widened) for o in seen)
         found = condition(seen, log_cost, reference_batch=recipe.train_batch, law_spread=law_spread, rng=rng)
-        log_weight, log_level = found.log_weight, found.log_level
-        absolute = np.array([o.absolute for o in seen])
-        log_seen = found.log_seen - np.where(absolute, 0.0 if log_level is None else log_level[:, None], 0.0)
+        log_weight, log_level, log_seen = found.log_weight, found.log_level, found.log_ratio
     if not np.isfinite(log_weight).any():
         raise InputError(
             "no draw of the priors can explain the measured sample costs: under every one of them a measured recipe "
@@ -225,8 +132,9 @@ def draw_learning(
     # Systematic resampling: one uniform number, the least added noise.
     picks = np.searchsorted(np.cumsum(weight), (rng.uniform() + np.arange(draws)) / draws)
     picks = rng.permutation(np.minimum(picks, PRIOR_DRAWS - 1))
-    informed = len({o.train_batch for o in seen if o.absolute}) > 1 or bool(given.observed)
-    probed = len({(o.train_batch, round(o.learning_rate_ratio, 6)) for o in seen if o.absolute}) > 2
+    measured = [o for o in seen if o.level != "ratio"]
+    informed = len({o.train_batch for o in measured}) > 1 or bool(given.observed)
+    probed = len({(o.train_batch, round(o.learning_rate_ratio, 6)) for o in measured}) > 2
     probed = probed or bool(given.observed)
     sources = {
         "noise_scale": _source(given.noise_scale, bool(norms) or informed),
@@ -395,9 +303,3 @@ def _excess(misfit: Floats, arms: tuple[Seen, ...], warnings: list[str]) -> floa
             "that factor; compare `batchsim measure` with the prediction at the measured batches and rates"
         )
     return max(1.0, excess)
-
-
-def observed_batches(plan: Plan, recipe: Recipe) -> set[float]:
-    """Train batches [responses] of the pilots whose sample cost a plan states."""
-    scale = recipe.group_size * recipe.epochs / recipe.updates_per_rollout
-    return {float(o.prompts * scale) for o in plan.learning.observed}
