@@ -23,12 +23,13 @@ CLAIMS = {
     "makespan": "the simulated rollout against batches sent at once",
     "training": "training step times, by models and rows left out",
     "rl-steps": "whole RL steps of other frameworks, from specifications",
+    "decisions": "the batch that predict recommends from two pilots, over random worlds and clusters",
     "findings": "the paper's findings in simulated worlds",
     "forecast": "r_N from two short pilots, over random simulated worlds",
     "breaking": "attempts to falsify the learning law in simulated worlds",
     "staleness": "what lag costs in simulated worlds, beside published rows",
 }
-WORLDS = {"findings": 6, "forecast": 15, "breaking": 3, "staleness": 3}
+WORLDS = {"decisions": 220, "findings": 6, "forecast": 15, "breaking": 3, "staleness": 3}
 """Claims on simulated worlds, which need no data, and how many worlds each takes."""
 
 
@@ -85,6 +86,10 @@ def validate(
         answer.write(result)
     elif claim == "samples":
         print_samples(result)
+    elif claim == "decisions":
+        from batchsim.cli.validation_decisions import print_decisions
+
+        print_decisions(result)
     elif claim in WORLDS:
         from batchsim.cli.validation_worlds import print_worlds
 
@@ -100,6 +105,12 @@ def _simulated(claim: str, worlds: int | None) -> dict[str, Any]:
     from batchsim.cli.simulate import bar
     from batchsim.validate import worlds as validations
 
+    if claim == "decisions":
+        from batchsim.validate import decisions
+
+        count = WORLDS[claim] if worlds is None else worlds
+        with bar(count + decisions.policies_beside(count), "validate decisions") as advance:
+            return decisions.validate_decisions(worlds=count, progress=lambda done, total: advance())
     run = {
         "findings": validations.validate_findings,
         "forecast": validations.validate_forecast,
