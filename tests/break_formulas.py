@@ -150,7 +150,7 @@ BREAKS: list[Break] = [
         ),
         ("invariant rate, factor", "x * rk * (2 - c0)", "x * rk * (1 - c0)"),
         ("invariant rate, wanted", "x * rk**2 * hr * c0", "x * rk * hr * c0"),
-        ("invariant rate, soft penalty", "high / (c0 * rk * hr)", "high / (c0 * rk)"),
+        ("invariant rate, soft penalty", "x * rk * start * high", "x * rk * high"),
         ("ceiling", "np.minimum(s, np.asarray(ceiling", "np.maximum(s, np.asarray(ceiling"),
         tests=("tests/test_lr_rule.py", "tests/test_mechanism.py"),
     ),

@@ -7,15 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from batchsim.errors import InputError
 from batchsim.learning import mechanism
 from batchsim.learning.companions import adam_companions, advise
 from batchsim.learning.lr_rule import learning_rate_ratio
-from batchsim.learning.progress import log_progress_factor, signal_function, slope_from_moments
-from batchsim.learning.sample_cost import cost_at_rate, sample_cost_ratio
+from batchsim.learning.progress import (
+    log_progress_factor,
+    signal_function,
+    slope_from_moments,
+    step_cost,
+    usable_slope,
+)
+from batchsim.learning.sample_cost import cost_at_rate, rates_at, sample_cost_ratio
 
 shapes = st.floats(-1, 0.8)
 
@@ -49,6 +55,34 @@ def test_tuned_cost_depends_on_the_shape_only_by_its_reference(p: float, x: floa
     )
     gain = c0 * np.exp(log_progress_factor(c0, penalty_shape=p) - log_progress_factor(1.0, penalty_shape=p))
     assert float(ratio) == pytest.approx((100 * x + n) / (100 + n) * float(gain), rel=1e-9)
+
+
+@given(p=shapes, x=st.floats(0.01, 64), n=st.floats(50, 1e5), exponent=st.floats(-300, -0.05), h=st.floats(0.2, 5))
+def test_the_invariant_rate_has_twelve_digits_at_any_fraction(
+    p: float, x: float, n: float, exponent: float, h: float
+) -> None:
+    law: dict[str, Any] = {"reference_batch": 100, "noise_scale": n, "penalty_shape": p, "curvature_ratio": h}
+    law |= {"lr_fraction": 10**exponent, "lr_rule": "invariant"}
+    c = 10**exponent * float(rates_at(100 * x, **law)) * slope_and_cost(x, n, h)
+    assume(c < 0.9)  # at c = 1 two rates meet, and none has its digits
+    assert float(sample_cost_ratio(100 * x, **law)) == pytest.approx(1, rel=1e-12)
+
+
+def slope_and_cost(x: float, n: float, h: float) -> float:
+    """rk hr of the drift form at x times a batch of 100."""
+    rk = usable_slope(100, noise_scale=n) / usable_slope(100 * x, noise_scale=n)
+    hr = step_cost(100 * x, noise_scale=n, curvature_ratio=h) / step_cost(100, noise_scale=n, curvature_ratio=h)
+    return float(rk * hr)
+
+
+def test_the_rate_that_is_told_is_the_one_whose_cost_is_told() -> None:
+    """Under a soft penalty too, one shape per draw."""
+    law: dict[str, Any] = {"reference_batch": 100, "noise_scale": 2000, "lr_fraction": 0.3}
+    law["penalty_shape"] = [-1.0, -0.4, 0.0, 0.2, 0.8]
+    rates = rates_at(400, lr_rule="invariant", **law)
+    assert len(set(rates.tolist())) == 5
+    told = sample_cost_ratio(400, lr_rule="invariant", **law)
+    assert sample_cost_ratio(400, lr_rule=lambda x: rates, **law) == pytest.approx(told, rel=1e-12)
 
 
 @given(p=shapes, x=st.floats(0.1, 64), n=st.floats(50, 1e5), c0=st.floats(0.0, 0.95), h=st.floats(0.2, 5))

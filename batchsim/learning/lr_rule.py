@@ -110,7 +110,7 @@ def learning_rate_ratio(
     elif name == "tuned":
         s = _tuned(c0, rk, hr)
     else:
-        s = _invariant(x, c0, rk, hr, np.broadcast_to(np.asarray(penalty_shape, dtype=np.float64), x.shape))
+        s = _invariant(*np.broadcast_arrays(x, c0, rk, hr, np.asarray(penalty_shape, dtype=np.float64)))
     return np.asarray(np.minimum(s, np.asarray(ceiling, dtype=np.float64)))
 
 
@@ -126,18 +126,19 @@ def _invariant(
     hr: NDArray[np.float64],
     shape: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    wanted = x * rk**2 * hr * c0 * np.exp(log_progress_factor(c0, penalty_shape=shape))
-    attainable = wanted <= np.exp(log_progress_factor(1.0, penalty_shape=shape))
+    start = np.exp(log_progress_factor(c0, penalty_shape=shape))
+    most = np.exp(log_progress_factor(1.0, penalty_shape=shape))
+    wanted = x * rk**2 * hr * c0 * start
+    attainable = wanted <= most
     if (shape == QUADRATIC).all():
         # The smaller root of c - c^2/2 = wanted, written so that c_0 = 0 needs no special case.
         root = x * rk * (2 - c0) / (1 + np.sqrt(np.maximum(1 - 2 * wanted, 0)))
         return np.where(attainable, root, _tuned(c0, rk, hr))
-    low, high = np.zeros_like(wanted), np.ones_like(wanted)
+    # c = wanted u with 1 <= u <= 1/g(1): sought in u, the rate x rk g(c_0) u keeps its digits down to c_0 = 0.
+    reach = np.minimum(wanted, most)
+    low, high = np.ones_like(wanted), 1 / most
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        below = middle * np.exp(log_progress_factor(middle, penalty_shape=shape)) < wanted
+        below = middle * np.exp(log_progress_factor(reach * middle, penalty_shape=shape)) < 1
         low, high = np.where(below, middle, low), np.where(below, high, middle)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        solved = high / (c0 * rk * hr)
-    # As c_0 -> 0 the rate tends to x rk, and a bisection of rounding errors does not.
-    return np.where(c0 < 1e-9, x * rk, np.where(attainable, solved, _tuned(c0, rk, hr)))
+    return np.where(attainable, x * rk * start * high, _tuned(c0, rk, hr))

@@ -167,7 +167,15 @@ def rates_at(
     x, c0, rk, hr = _ratios(
         train_batch, reference_batch, noise_scale, snr_shape, lr_fraction, curvature_ratio, optimizer
     )
-    return learning_rate_ratio(x, lr_rule=lr_rule, lr_fraction=c0, slope_ratio=rk, cost_ratio=hr, ceiling=ceiling)
+    return learning_rate_ratio(
+        x,
+        lr_rule=lr_rule,
+        lr_fraction=c0,
+        slope_ratio=rk,
+        cost_ratio=hr,
+        penalty_shape=penalty_shape,
+        ceiling=ceiling,
+    )
 
 
 def critical_train_batch(
