@@ -317,6 +317,8 @@ def pilot(world: World, train_batch: int, *, responses: float, rng: np.random.Ge
     chunk, batch = _norms(world, train_batch, share, rng)
     ds["sq_norm_chunk"], ds["sq_norm_batch"] = ("rollout_step", chunk), ("rollout_step", batch)
     ds["grad_norm"] = ("rollout_step", np.sqrt(batch))
+    # What no log holds.
+    del ds.attrs["log_pace"]
     ds.attrs |= {"chunks": ranges.CHUNKS, "lr_rule": world.rule}
     return ds
 
