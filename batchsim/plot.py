@@ -28,6 +28,8 @@ PREDICTED = "#1f5fa8"
 MEASURED = "#d1661f"
 RATIOS = (0.125, 0.25, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 4.0, 8.0)
 """Ticks of predicted over measured."""
+PILOT_TICKS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)
+"""Ticks of a ratio whose interval narrows."""
 
 
 def _axes(ax: Axes | None) -> Axes:
@@ -196,8 +198,10 @@ def plot_predicted_measured(result: dict[str, Any], ax: Axes | None = None) -> A
     if result["name"] in ("serving", "training", "rl-steps"):
         split = rows[0]["claim"].split(":")[0]
         rows = [r for r in rows if r["claim"].startswith(f"{split}:")]
+    if result["name"] == "steps":
+        rows = [r for r in rows if r["table"] != "join" and "settings left out" not in r["of"]]
     measured = np.array([r["measured"] for r in rows])
-    scale, unit = (1.0, "s") if result["name"] == "rl-steps" else (1e3, "ms")
+    scale, unit = (1.0, "s") if result["name"] in ("rl-steps", "steps") else (1e3, "ms")
     shown: list[float] = []
     for name, mark, shade in (("peer", "x", "0.6"), ("predicted", "o", PREDICTED)):
         value = np.array([np.nan if r[name] is None else r[name] for r in rows])
@@ -253,6 +257,62 @@ def plot_forecast(result: dict[str, Any], ax: Axes | None = None) -> Axes:
     ax.set_xlabel("simulated $r_N$ at the largest factor asked")
     ax.set_ylabel("predicted / simulated")
     ax.legend(frameon=False, fontsize=7)
+    return ax
+
+
+def plot_pilots(result: dict[str, Any], ax: Axes | None = None, *, quantity: str = "") -> Axes:
+    """Draw what each further pilot buys: one quantity's median and interval at one batch, and what was measured.
+
+    Parameters
+    ----------
+    result : dict
+        Of `validate.mlperf.validate_mlperf`, `validate.li2026.validate_li2026` or `validate.tiny.validate_tiny`.
+    ax : matplotlib.axes.Axes or None
+        A new figure's if None.
+    quantity : str
+        'time_ratio', 'sample_cost_ratio' or 'throughput_ratio'; the first of them that was measured if empty.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    InputError
+        Without data, or for a quantity that no rung has.
+    """
+    rungs = result["pilots"]
+    if not rungs:
+        raise InputError("no pilot was read, so there is nothing to plot", remedy="give --data")
+    order = ("time_ratio", "sample_cost_ratio", "throughput_ratio")
+    known = [name for name in order if any(r["quantity"] == name and r["measured"] is not None for r in rungs)]
+    quantity = quantity or (known[0] if known else order[0])
+    if quantity not in order:
+        raise InputError(f"no rung has the quantity '{quantity}'", remedy=f"known: {', '.join(order)}")
+    ax = _axes(ax)
+    own = [r for r in rungs if r["quantity"] == quantity]
+    at = np.arange(len(own))
+    for i, rung in enumerate(own):
+        # A batch that is among the pilots is no longer a forecast.
+        mark = "o" if rung["held_out"] else "s"
+        ax.plot([i, i], rung["interval"], color=PREDICTED, lw=2.5, alpha=0.35, solid_capstyle="butt")
+        ax.plot([i], [rung["predicted"]], mark, color=PREDICTED, ms=4)
+    measured = next((r["measured"] for r in own if r["measured"] is not None), None)
+    if measured is not None:
+        ax.axhline(measured, color="0.2", lw=0.8, ls="--", label="measured")
+        ax.legend(frameon=False, fontsize=7)
+    ax.set_yscale("log", base=2)
+    ax.set_yticks(PILOT_TICKS, [f"{tick:g}" for tick in PILOT_TICKS])
+    ax.minorticks_off()
+    ends = [v for r in own for v in r["interval"] if v]
+    ends += [] if measured is None else [measured]
+    ax.set_ylim(0.93 * min(ends), 1.07 * max(ends))
+    ax.set_xlim(-0.5, len(own) - 0.5)
+    ax.set_xticks(at, [r["pilots"].replace(", ", "\n") for r in own], fontsize=7)
+    ax.set_xlabel("known before", fontsize=8)
+    shown = {"time_ratio": "$T/T_0$", "sample_cost_ratio": "$r_N$", "throughput_ratio": "$r_q$"}[quantity]
+    ax.set_ylabel(f"{shown} at B = {own[0]['train_batch']:,.0f}")
+    ax.set_title(f"{own[0]['workload']}, {100 * result['overall']['level']:g} % intervals", fontsize=9)
     return ax
 
 

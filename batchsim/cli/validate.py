@@ -23,12 +23,18 @@ CLAIMS = {
     "makespan": "the simulated rollout against batches sent at once",
     "training": "training step times, by models and rows left out",
     "rl-steps": "whole RL steps of other frameworks, from specifications",
+    "mlperf": "q and T/T0 of 18 GRPO runs at the largest batch, from the two others",
+    "li2026": "the paper's GRPO sweep from its pilots, by prior",
+    "tiny": "a measured sweep of a small transformer, from its two smallest batches",
+    "steps": "phases and steps of published step-time tables, each row left out",
     "decisions": "the batch that predict recommends from two pilots, over random worlds and clusters",
     "findings": "the paper's findings in simulated worlds",
     "forecast": "r_N from two short pilots, over random simulated worlds",
     "breaking": "attempts to falsify the learning law in simulated worlds",
     "staleness": "what lag costs in simulated worlds, beside published rows",
 }
+FORECASTS = ("mlperf", "li2026", "tiny", "steps")
+"""Claims on whole forecasts and on phase laws, against measured runs and tables."""
 WORLDS = {"decisions": 220, "findings": 6, "forecast": 15, "breaking": 3, "staleness": 3}
 """Claims on simulated worlds, which need no data, and how many worlds each takes."""
 
@@ -81,6 +87,7 @@ def validate(
         from batchsim import plot as draw
 
         pictures = {"samples": draw.plot_validation, "forecast": draw.plot_forecast}
+        pictures |= dict.fromkeys(("mlperf", "li2026", "tiny"), draw.plot_pilots)
         opt.save_plot(plot, lambda ax: pictures.get(claim, draw.plot_predicted_measured)(result, ax=ax))
     if json:
         answer.write(result)
@@ -94,6 +101,10 @@ def validate(
         from batchsim.cli.validation_worlds import print_worlds
 
         print_worlds(result)
+    elif claim in FORECASTS:
+        from batchsim.cli.validation_measured import print_measured
+
+        print_measured(result)
     else:
         from batchsim.cli.validation_tables import print_slices
 
@@ -141,6 +152,19 @@ def _validated(claim: str, data: Path | None, seed: int) -> dict[str, Any]:
             from batchsim.validate.rl_steps import validate_rl_steps
 
             return validate_rl_steps(data, progress=stage)
+        if claim in ("mlperf", "li2026", "tiny"):
+            from batchsim.validate import li2026, mlperf, tiny
+
+            forecasts = {
+                "mlperf": mlperf.validate_mlperf,
+                "li2026": li2026.validate_li2026,
+                "tiny": tiny.validate_tiny,
+            }
+            return forecasts[claim](data, seed=seed, progress=stage)
+        if claim == "steps":
+            from batchsim.validate.steps import validate_steps
+
+            return validate_steps(data, progress=stage)
         if claim in ("trace", "makespan"):
             from batchsim.validate import rollouts
 
@@ -180,7 +204,7 @@ def print_samples(result: dict[str, Any]) -> None:
     )
     if result["small_transformer"] is not None:
         _print_small_transformer(console, result["small_transformer"])
-    for sentence in verdicts(result):
+    for sentence in [*defaults_said(result["overall"]), *verdicts(result)]:
         console.print(sentence, soft_wrap=True)
     print_notes(console, [f"skipped: {reason}" for reason in result["skipped"]])
 
@@ -204,6 +228,21 @@ def verdicts(result: dict[str, Any]) -> list[str]:
         else f"Over all {overall['sets']} sets '{best}' is best ({known[best]:.3f})."
     )
     return said
+
+
+def defaults_said(overall: dict[str, Any]) -> list[str]:
+    """The default forms' score and its goals, in a sentence."""
+    if "n" not in overall:
+        return []
+    goals = overall["goals"]
+    return [
+        f"Default form per rule over {overall['n']} points: median |log error| {overall['median_abs_error']:.3f}, the "
+        f"hyperbola's on the same points {overall['hyperbola_median_abs_error']:.3f} (goal: below it); bias "
+        f"{overall['bias']:+.3f}; 80 % intervals hold {100 * overall['coverage_80']:.0f} % (goal: at least "
+        f"{100 * goals['coverage_80']:.0f} %) with a median half-width of {100 * overall['half_width_80']:.0f} % "
+        f"(goal: at most {100 * goals['half_width_80']:.0f} %). Forms chosen without the set that they predict: "
+        f"{overall['unseen_median_abs_error']:.3f}."
+    ]
 
 
 def _score_cells(name: str, score: dict[str, Any], level: str) -> dict[str, Cell]:

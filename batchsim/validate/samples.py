@@ -8,6 +8,9 @@ predicted under one rule from the same batch under another, in a slice of its ow
 
 The interval of a prediction is what `predict` grants the law beyond measured batches (`calibrate.law_error`), with the
 measurement's own error: its coverage tests that constant on data, most of which it was not set on.
+
+The default forms are those that this very table decides, so their score on it is partly in sample: beside it stands
+the score where every set is predicted by the form that the table decides without the set.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ RESAMPLES = 2000
 TIE = 0.01
 """Difference of two log errors, and of two medians, that decides nothing."""
 PEER = "hyperbola"
+GOALS = {"coverage_80": 0.75, "half_width_80": 0.25}
+"""Least coverage of the 80 % intervals, and their largest half-width; the median error is to be below the peer's."""
 DEFAULTS = {"fixed": "drift", "sqrt": "hyperbola", "tuned": "hyperbola"}
 """Form that the table decides for each rule that it holds; a test compares them with the data."""
 UNMEASURED = {"linear": "unified", "invariant": "hyperbola"}
@@ -80,14 +85,15 @@ def decide(answer: dict[str, Any]) -> dict[str, str]:
     -------
     dict of str to str
     """
-    chosen = {}
-    for part in answer["slices"]:
-        if part["slice"] in DEFAULTS:
-            error = {name: score["median_abs_log_error"] for name, score in part["forms"].items()}
-            good = [name for name, value in error.items() if value <= min(error.values()) + TIE]
-            order = list(FORMS)
-            chosen[part["slice"]] = min(good, key=lambda name: (len(FORMS[name].parameters), order.index(name)))
-    return chosen
+    return {part["slice"]: _decided(part["forms"]) for part in answer["slices"] if part["slice"] in DEFAULTS}
+
+
+def _decided(scores: dict[str, Any]) -> str:
+    """The form of one rule's scores."""
+    error = {name: _or_inf(score["median_abs_log_error"]) for name, score in scores.items()}
+    good = [name for name, value in error.items() if value <= min(error.values()) + TIE]
+    order = list(FORMS)
+    return min(good, key=lambda name: (len(FORMS[name].parameters), order.index(name)))
 
 
 def validate_samples(folder: Path | str | None = None, *, seed: int = 0) -> dict[str, Any]:
@@ -103,8 +109,8 @@ def validate_samples(folder: Path | str | None = None, *, seed: int = 0) -> dict
     Returns
     -------
     dict
-        Plain values: name, overall, slices, rows, skipped, sets (per set: log-rms in sample, error left out) and
-        small_transformer (None without its data).
+        Plain values: name, overall (with the scores of the default forms, see `default_score`), slices, rows, skipped,
+        sets (per set: log-rms in sample, error left out) and small_transformer (None without its data).
 
     Raises
     ------
@@ -132,7 +138,7 @@ def validate_samples(folder: Path | str | None = None, *, seed: int = 0) -> dict
         skipped.append(f"small transformer: {FOLDER}/moments.json and updates.csv are absent; give --data")
     return {
         "name": "samples",
-        "overall": _score(held_out, seed),
+        "overall": _score(held_out, seed) | default_score(held_out),
         "slices": [{"slice": name} | _score(part, seed) for name, part in slices if part],
         "rows": [{key: value for key, value in row.items() if key not in ("log_rms", "aic")} for row in rows],
         "skipped": skipped,
@@ -295,6 +301,45 @@ def _score(rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
             "covered": float(np.mean([r["covered"] for r in mine])),
         }
     return {"sets": len(sets), "points": len(rows) // len(FORMS), "level": LEVEL, "peer": PEER, "forms": forms}
+
+
+def default_score(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Scores of the default form of each rule, point by point, beside the hyperbola on the same points.
+
+    Parameters
+    ----------
+    rows : list of dict
+        Of the leave-largest-out table, every form of every point.
+
+    Returns
+    -------
+    dict
+        n points, median_abs_error and bias of log(predicted/measured), hyperbola_median_abs_error, coverage_80 and
+        half_width_80 (half the 80 % interval over the prediction, median), and unseen_median_abs_error: every set by
+        the form that the table decides without it. Empty without points.
+    """
+    own = [row for row in rows if row["form"] == DEFAULTS[row["rule"]]]
+    if not own:
+        return {}
+    unseen = []
+    for name, rule in dict.fromkeys((row["set"], row["rule"]) for row in own):
+        others = [row for row in rows if row["rule"] == rule and row["set"] != name]
+        # A rule with one set leaves nothing to decide by.
+        form = _decided(_score(others, 0)["forms"]) if others else PEER
+        unseen += [row for row in rows if (row["set"], row["rule"], row["form"]) == (name, rule, form)]
+    halves = [(row["interval"][1] - row["interval"][0]) / (2 * row["predicted"]) for row in own if row["predicted"]]
+    return {
+        "n": len(own),
+        "median_abs_error": _finite(float(np.median(np.abs([_log_error(row) for row in own])))),
+        "hyperbola_median_abs_error": _finite(
+            float(np.median([abs(math.log(row["peer"] / row["measured"])) for row in own if row["peer"] is not None]))
+        ),
+        "unseen_median_abs_error": _finite(float(np.median(np.abs([_log_error(row) for row in unseen])))),
+        "bias": _finite(float(np.median([_log_error(row) for row in own]))),
+        "coverage_80": float(np.mean([row["covered"] for row in own])),
+        "half_width_80": float(np.median(halves)),
+        "goals": GOALS,
+    }
 
 
 def _or_inf(value: float | None) -> float:

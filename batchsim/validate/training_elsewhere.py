@@ -110,7 +110,21 @@ def read_phases(folder: Path) -> tuple[list[Phase], list[str]]:
     return phases, skipped
 
 
-def _nemo_trainer(model: str, backend: str, gpus: int) -> Trainer | None:
+def nemo_trainer(model: str, backend: str, gpus: int) -> Trainer | None:
+    """How NeMo-RL's rows divide a model over H100s, None where it is not stated.
+
+    Parameters
+    ----------
+    model : str
+        In the catalogue.
+    backend : str
+        'Megatron' or 'DTensor'.
+    gpus : int [GPU]
+
+    Returns
+    -------
+    Trainer or None
+    """
     how: dict[str, Any] = {"micro_batch_tokens": 4096, "packing": PACKING, "recompute": "none"}
     if backend == "Megatron":
         # bf16 weights, fp32 gradients; fp32 weights and moments are the distributed optimizer's.
@@ -125,7 +139,7 @@ def _nemo(rows: list[dict[str, str]]) -> tuple[list[Phase], list[str]]:
     phases, skipped = [], []
     for row in rows:
         model, who = row["model"].removesuffix("-Instruct"), f"{row['model']} {row['backend']}, {row['who']}"
-        t = _nemo_trainer(model, row["backend"], int(row["nodes"]) * int(row["gpus_per_node"]))
+        t = nemo_trainer(model, row["backend"], int(row["nodes"]) * int(row["gpus_per_node"]))
         if t is None:
             skipped.append(f"NeMo-RL {who}: how its GPUs are divided is not stated")
             continue
