@@ -16,6 +16,7 @@ with its nearest neighbour; one that no computation uses yet is reported, never 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import field
@@ -191,6 +192,14 @@ class Learning:
             value = getattr(self, name)
             if isinstance(value, tuple) and not value[0] < value[1]:
                 raise InputError(f"{name} {list(value)} is not an interval from low to high")
+        for one, other in itertools.combinations(self.observed, 2):
+            (low, high), (least, most) = one.updates_ratio, other.updates_ratio
+            if (one.prompts, one.lr_rule) == (other.prompts, other.lr_rule) and (high < least or most < low):
+                raise InputError(
+                    f"observed states {one.prompts} prompts under '{one.lr_rule}' twice, and {list(one.updates_ratio)} "
+                    f"and {list(other.updates_ratio)} have nothing in common",
+                    remedy="keep the one that is right, or give one interval that holds both",
+                )
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
@@ -239,6 +248,17 @@ class Plan:
     lengths: Lengths = field(default_factory=Lengths)
     logs: Logs = field(default_factory=Logs)
     source: str = ""
+
+    def __post_init__(self) -> None:
+        for seen in self.learning.observed if self.recipe is not None else ():
+            low, high = seen.updates_ratio
+            if self.recipe is not None and seen.prompts == self.recipe.prompts and not low <= 1 <= high:
+                raise InputError(
+                    f"[[learning.observed]] states {list(seen.updates_ratio)} for {seen.prompts} prompts, and the "
+                    "reference's own ratio is 1",
+                    where=self.source or "plan",
+                    remedy="drop the entry, or name the prompts of the other pilot",
+                )
 
     def warnings(self, *, with_logs: bool = False) -> list[str]:
         """Keys that were given and that no computation uses, given what else is present.

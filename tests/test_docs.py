@@ -81,6 +81,8 @@ def keys(value: Any) -> Iterator[str]:
         ("measure", "--example", "verl-sweep", "--targets", "0.5,0.55"),
         ("predict", "--example", "verl-sweep", "--target", "0.55", "--gpus", "8", "--price", "2"),
         ("predict", str(ROOT / "docs" / "pipeline_plan.toml"), "--draws", "50"),
+        ("calibrate", "--example", "verl-sweep", "--target", "0.55"),
+        ("calibrate", "--example", "verl-sweep", "--target", "0.9", "--pilot", "128,256"),
         ("explain", "--example", "verl-sweep"),
         ("decode", "--model", "Qwen3-30B-A3B", "--gpu", "H100"),
         ("gpus", "H100"),

@@ -44,6 +44,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from batchsim.calibrate.discrepancy import Seen
+from batchsim.calibrate.laws import LawFit, compare_laws, table
 from batchsim.calibrate.learning import (
     LAW_ERROR,
     LEARNING,
@@ -56,14 +57,18 @@ from batchsim.calibrate.learning import (
 from batchsim.calibrate.observations import (
     Evidence,
     RateLine,
+    check_recipes,
     observed_batches,
     rate_ceiling,
     run_evidence,
     stated_costs,
+    target_in_sight,
 )
+from batchsim.calibrate.overlay import OverlayFit
+from batchsim.calibrate.responses import ResponsesFit
 from batchsim.calibrate.system import cap_stages, memory_limit, system_stages
 from batchsim.errors import InputError
-from batchsim.learning.lr_rule import EXPONENTS, LRRule
+from batchsim.learning.lr_rule import EXPONENTS, LRRule, rule_name
 from batchsim.learning.noise_scale import NoiseScale
 from batchsim.measure import LEVEL, measure, noise_scales_to_target, same_group
 from batchsim.plan import Plan
@@ -71,6 +76,16 @@ from batchsim.specs.recipe import Recipe
 from batchsim.system.step_time import StepTimeFit
 
 Floats = NDArray[np.float64]
+
+_PROBE = "a run at {b} responses and twice the learning rate would tell of the rate"
+WOULD_TELL = {
+    "noise_scale": "gradient norms of two chunks of each batch over some tens of updates at {b} would tell of it",
+    "snr_shape": "moments of single coordinates, or a batch that already costs more, would tell of the shape",
+    "lr_fraction": _PROBE,
+    "penalty_shape": _PROBE,
+    "curvature_ratio": _PROBE,
+}
+"""The run that would tell of a parameter."""
 
 __all__ = ["LAW_ERROR", "MIN_EFFECTIVE_DRAWS", "PRIOR_DRAWS", "Calibration", "calibrate", "law_error"]
 
@@ -81,8 +96,18 @@ class Calibration:
 
     Parameters
     ----------
+    plan : Plan
+        What was known beside the pilots.
     recipe : Recipe
         The reference.
+    target, metric : float or None, str or None
+        What N* speaks of.
+    lr_rule : str
+        Rule that arms were held against; 'user' for a function.
+    level : float [1]
+        Coverage of the noise-scale limits.
+    calibrated_on : tuple of float [responses]
+        Train batches of the pilots' runs.
     noise_scale, snr_shape, lr_fraction, penalty_shape, curvature_ratio : ndarray, (draw,) [responses], [1], ...
     seen : tuple of Seen
         What arms, runs and the plan say of N* or r_N.
@@ -107,10 +132,26 @@ class Calibration:
         Rollout batch at which memory or the engine caps concurrency, and which.
     sources : dict of str to str
         Per parameter: measured, given or prior, in words.
+    unmoved : tuple of str
+        Learning parameters that the pilots leave as wide as their prior.
+    effective_draws : float
+        Prior draws that the weights leave, of `PRIOR_DRAWS`.
+    responses : ResponsesFit or None
+        N* per arm and the spread over runs.
+    overlay : OverlayFit or None
+        Learning curves, where N* did not tell.
+    laws : list of LawFit
+        Competing laws on the arms, lowest AIC first; empty without two batches.
     warnings : list of str
     """
 
+    plan: Plan
     recipe: Recipe
+    target: float | None
+    metric: str | None
+    lr_rule: str
+    level: float
+    calibrated_on: tuple[float, ...]
     noise_scale: Floats
     snr_shape: Floats
     lr_fraction: Floats
@@ -129,10 +170,79 @@ class Calibration:
     open_above: bool
     memory_limit: tuple[float, str]
     sources: dict[str, str]
+    unmoved: tuple[str, ...]
+    effective_draws: float
+    responses: ResponsesFit | None = None
+    overlay: OverlayFit | None = None
+    laws: list[LawFit] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def draws(self) -> dict[str, Floats]:
+        """Posterior draws by name, (draw,) each: the learning side, N*_0, and the stage parameters that have draws."""
+        found = {name: getattr(self, name) for name in LEARNING}
+        if self.responses_to_target is not None:
+            found["responses_to_target"] = self.responses_to_target
+        size = self.noise_scale.shape
+        return found | {n: v for n, v in self.stages.items() if isinstance(v, np.ndarray) and v.shape == size}
+
+    @property
+    def params(self) -> dict[str, float]:
+        """Median of every parameter's draws."""
+        return {name: float(np.quantile(v, 0.5, method="nearest")) for name, v in self.draws.items()}
+
+    @property
+    def stderr(self) -> dict[str, float]:
+        """Half of the central 68 % of every parameter's draws; infinite where the draws are."""
+        found = {}
+        for name, v in self.draws.items():
+            low, high = np.quantile(v, [0.16, 0.84], method="nearest")
+            found[name] = math.inf if math.isinf(high) else float(high - low) / 2
+        return found
+
+    def intervals(self, *, level: float = LEVEL) -> dict[str, tuple[float, float]]:
+        """Central interval of every parameter's draws.
+
+        Parameters
+        ----------
+        level : float in (0, 1) [1]
+
+        Returns
+        -------
+        dict of str to (low, high)
+        """
+        tail = (1 - level) / 2
+        limits = {n: np.quantile(v, [tail, 1 - tail], method="nearest") for n, v in self.draws.items()}
+        return {n: (float(low), float(high)) for n, (low, high) in limits.items()}
+
+    @property
+    def aic(self) -> float | None:
+        """Lowest AIC of the package's laws on the arms (`laws`), None where they were not compared."""
+        own = [f.aic for f in self.laws if f.name in ("drift", "coordinate")]
+        return min(own) if own else None
+
+    @property
+    def success(self) -> bool:
+        """Enough prior draws explain what was seen, and every fit behind it converged."""
+        fits = [f for f in (self.responses,) if f is not None]
+        return self.effective_draws >= MIN_EFFECTIVE_DRAWS and all(f.success for f in fits)
+
+    @property
+    def message(self) -> str:
+        """What the pilots identify and what they do not, in one sentence."""
+        told = [n for n in LEARNING if "pilots" in self.sources[n] and n not in self.unmoved]
+        parts = [
+            f"pilots narrow {', '.join(told)}" if told else "no pilot narrows the learning side",
+            f"as wide as the prior: {', '.join(self.unmoved)}" if self.unmoved else "",
+            *dict.fromkeys(WOULD_TELL[n].format(b=self.recipe.train_batch) for n in self.unmoved),
+            f"step time: {self.sources['step_time']}",
+        ]
+        if not self.success:
+            parts.append(f"{self.effective_draws:.0f} effective draws of {PRIOR_DRAWS}: read with care")
+        return "; ".join(p for p in parts if p)
+
     def summary(self) -> str:
-        """Text table of every parameter: median, central 80 % interval, where it comes from."""
+        """Every parameter with its central 80 % interval and where it comes from, and the fits behind them."""
         lines = [f"{'parameter':<22} {'median':>10} {'10 %':>10} {'90 %':>10}  source"]
         for name in LEARNING:
             low, mid, high = np.quantile(getattr(self, name), [0.1, 0.5, 0.9], method="nearest")
@@ -144,7 +254,10 @@ class Calibration:
                 continue
             low, mid, high = np.quantile(np.atleast_1d(value), [0.1, 0.5, 0.9], method="nearest")
             lines.append(f"{name:<22} {mid:>10.4g} {low:>10.4g} {high:>10.4g}  {self.sources['step_time']}")
-        return "\n".join(lines)
+        lines += [f.summary() for f in (self.responses, self.overlay) if f is not None]
+        if self.responses is not None or self.overlay is not None:
+            lines.append(table(self.laws))
+        return "\n".join([*lines, self.message])
 
 
 def calibrate(
@@ -154,6 +267,7 @@ def calibrate(
     target: float | None = None,
     metric: str | None = None,
     lr_rule: LRRule | None = None,
+    allow_mixed: bool = False,
     draws: int = 2000,
     level: float = LEVEL,
     seed: int = 0,
@@ -170,6 +284,8 @@ def calibrate(
         As in `measure`; the plan's own if None.
     lr_rule : str, callable or None
         Rule that forecasts will follow: arms off it carry an error of the law of their own. The recipe's if None.
+    allow_mixed : bool
+        Take pilots whose settings differ beyond batch and learning rate as one recipe, with a warning.
     draws : int
     level : float [1]
         Coverage of the noise-scale limits that decide whether it stays open above.
@@ -182,7 +298,7 @@ def calibrate(
     Raises
     ------
     InputError
-        Without runs and without a recipe.
+        Without runs and without a recipe, for pilots of different recipes, or a target outside what a score can be.
     """
     if not 10 <= draws <= PRIOR_DRAWS:
         raise InputError(f"draws is {draws}, outside 10 to {PRIOR_DRAWS}")
@@ -196,16 +312,17 @@ def calibrate(
     nodes = {name: node.to_dataset() for name, node in runs.children.items()} if runs is not None else {}
     recipe = _reference_recipe(measured, plan)
     nodes = same_group(nodes, recipe.group_size)
+    if measured is not None:
+        check_recipes(nodes, allow_mixed=allow_mixed)
+        target, metric = measured.attrs["target"], measured.attrs["metric"]
+        warnings += target_in_sight(nodes, metric, target)
     estimates = []
     if measured is not None and nodes:
         estimates = noise_scales_to_target(nodes, measured["runs"].to_dataset(), recipe.group_size, level=level)
     evidence, open_above = norm_evidence(estimates)
     open_above = open_above and plan.learning.noise_scale is None
-    line = RateLine(
-        recipe=recipe,
-        lr_rule=lr_rule if lr_rule is not None else recipe.lr_rule,
-        ceiling=rate_ceiling(recipe, plan.learning),
-    )
+    rule = lr_rule if lr_rule is not None else recipe.lr_rule
+    line = RateLine(recipe=recipe, lr_rule=rule, ceiling=rate_ceiling(recipe, plan.learning))
     found = (
         run_evidence(nodes, measured, recipe, line, warnings)
         if measured is not None
@@ -225,8 +342,27 @@ def calibrate(
     if plan.target.responses_to_target is not None:
         n0 = np.full(draws, plan.target.responses_to_target)
     t0 = plan.target.time_to_target
+    laws = compare_laws(
+        seen,
+        reference_batch=float(recipe.train_batch),
+        lr_rule=rule,
+        ceiling=line.ceiling,
+        optimizer=recipe.optimizer,
+    )
+    batches = [ds.attrs["train_batch"] for ds in (runs.children.values() if runs is not None else ())]
     return Calibration(
+        plan=plan,
         recipe=recipe,
+        target=target,
+        metric=metric,
+        lr_rule=rule_name(rule),
+        level=level,
+        calibrated_on=tuple(sorted({float(b) for b in batches})),
+        effective_draws=drawn.effective,
+        unmoved=drawn.unmoved,
+        responses=found.responses,
+        overlay=found.overlay,
+        laws=laws,
         **drawn.parameters,
         seen=seen,
         log_seen=drawn.log_seen,

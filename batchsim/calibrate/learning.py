@@ -40,6 +40,8 @@ CURVATURE_RATIO_PRIOR = (0.2, 1.0)
 LAW_ERROR = 0.12
 """Standard deviation of log r_N per square root of an octave beyond the measured batches."""
 MIN_EFFECTIVE_DRAWS = 100
+UNMOVED = 0.85
+"""Share of a prior's width from which pilots are said to leave a parameter as it was."""
 PARAMETERS = 5
 """B_noise, k, c_0, p and h_ratio, the free parameters of the learning side."""
 LEARNING = ("noise_scale", "snr_shape", "lr_fraction", "penalty_shape", "curvature_ratio")
@@ -75,6 +77,8 @@ class Drawn:
     effective : float
         Prior draws that the weights leave.
     sources : dict of str to str
+    unmoved : tuple of str
+        Parameters with a prior that the pilots leave as wide as it was.
     """
 
     parameters: dict[str, Floats]
@@ -83,6 +87,7 @@ class Drawn:
     law_spread: float
     effective: float
     sources: dict[str, str]
+    unmoved: tuple[str, ...]
 
 
 def draw_learning(
@@ -144,14 +149,25 @@ def draw_learning(
         "curvature_ratio": _source(given.curvature_ratio, probed),
     }
     warnings += _unidentified_learning(sources, recipe)
+    parameters = {name: value[picks] for name, value in prior.items()}
     return Drawn(
-        parameters={name: value[picks] for name, value in prior.items()},
+        parameters=parameters,
         log_level=None if log_level is None else log_level[picks],
         log_seen=log_seen[picks],
         law_spread=law_spread,
         effective=effective,
         sources=sources,
+        unmoved=tuple(n for n, v in parameters.items() if _share_left(prior[n], v) > UNMOVED),
     )
+
+
+def _share_left(before: Floats, after: Floats) -> float:
+    """Width of the central 80 % over that of the prior; 0 for a value that was given."""
+    # Drift is an infinite shape, and shapes are compared as 1/k.
+    if np.isinf(before).any():
+        before, after = 1 / before, 1 / after
+    wide, narrow = (np.ptp(np.quantile(v, [0.1, 0.9])) for v in (before, after))
+    return float(narrow / wide) if wide > 0 else 0.0
 
 
 def _source(given: object, informed: bool) -> str:

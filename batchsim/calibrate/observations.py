@@ -24,10 +24,12 @@ import xarray as xr
 from batchsim.calibrate.discrepancy import Seen
 from batchsim.calibrate.overlay import OverlayFit, fit_overlay
 from batchsim.calibrate.responses import RUN_SPREAD, ResponsesFit, fit_responses
+from batchsim.errors import InputError
 from batchsim.learning.lr_rule import EXPONENTS, LRRule
 from batchsim.learning.lr_rule import learning_rate_ratio as rate_of_rule
 from batchsim.learning.mechanism import trust_region_ceiling
 from batchsim.measure import RULE_TOLERANCE
+from batchsim.measure.runs import SAME_BY_DESIGN
 from batchsim.plan import Learning, Plan
 from batchsim.specs.recipe import Recipe
 
@@ -60,6 +62,60 @@ def rate_ceiling(recipe: Recipe, given: Learning) -> float:
     if given.kl_max is not None and given.kl_per_update is not None:
         ceiling = min(ceiling, float(trust_region_ceiling(kl_max=given.kl_max, kl_reference=given.kl_per_update)))
     return ceiling
+
+
+def check_recipes(nodes: dict[str, xr.Dataset], *, allow_mixed: bool) -> None:
+    """Refuse pilots whose settings differ beyond the batch and its learning rate.
+
+    Parameters
+    ----------
+    nodes : dict of str to xarray.Dataset
+        Runs of one group size.
+    allow_mixed : bool
+        Let them pass; `measure` says what differs.
+
+    Raises
+    ------
+    InputError
+        With every setting that differs.
+    """
+    said = []
+    for name in sorted({n for ds in nodes.values() for n in ds.attrs} - SAME_BY_DESIGN):
+        values = {str(ds.attrs.get(name, "not stated")): run for run, ds in nodes.items()}
+        if len(values) > 1:
+            said.append(f"{name} is {', '.join(f'{v} ({run})' for v, run in sorted(values.items())[:3])}")
+    if said and not allow_mixed:
+        raise InputError(
+            f"the pilots are of different recipes: {'; '.join(said)}",
+            remedy="leave out the runs of the other recipe, or take them as one with --allow-mixed (allow_mixed=True)",
+        )
+
+
+def target_in_sight(nodes: dict[str, xr.Dataset], metric: str | None, target: float | None) -> list[str]:
+    """A sentence if the target lies above every score; refused where no score could be that high.
+
+    Raises
+    ------
+    InputError
+        For a target above 1 where all scores are shares within [0, 1].
+    """
+    scores = [ds["score"].sel(metric=metric).values for ds in nodes.values() if metric in ds["metric"].values]
+    seen = np.concatenate(scores) if scores else np.empty(0)
+    seen = seen[np.isfinite(seen)]
+    if target is None or not seen.size or target <= seen.max():
+        return []
+    best = float(seen.max())
+    if target > 1 and seen.min() >= 0 and 0 < best <= 1:
+        raise InputError(
+            f"target {target:g} lies above 1, and every score of '{metric}' is within {seen.min():.4g} to {best:.4g}",
+            remedy=f"the scores are shares: {target:g} % is {target / 100:g}"
+            if target <= 100
+            else "choose one below 1",
+        )
+    return [
+        f"the target {target:g} lies above everything seen (best {best:.4g}): N* and T stay unknown, and r_N is that "
+        f"of lower scores; train a run until it passes, or choose a target up to {best:.4g}"
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from batchsim.cli.calibrate import calibrate
 from batchsim.cli.decode import decode
 from batchsim.cli.explain import explain
 from batchsim.cli.gpus import gpus
@@ -35,7 +36,7 @@ app = typer.Typer(
     name="batchsim",
     help="Which batch size reaches an RL target soonest, before the sweep.\n\n"
     "A larger batch is faster exactly when its throughput gain r_q exceeds its sample cost r_N. "
-    "`measure` states both from logs, `predict` forecasts them from one or two pilots or a plan; "
+    "`measure` states both from logs, `predict` forecasts them from one or two pilots or a plan, `calibrate` keeps what these say; "
     "`explain` shows how a log is understood; `validate` states how wrong all this is.",
     epilog="Start with: batchsim predict --example li2026-grpo",
     no_args_is_help=True,
@@ -43,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (init, explain, measure, predict, decode, power, validate, gpus, models):
+for verb in (init, explain, measure, calibrate, predict, decode, power, validate, gpus, models):
     app.command()(verb)
 app.add_typer(simulate, name="simulate")
 

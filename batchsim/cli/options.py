@@ -49,6 +49,10 @@ Column = Annotated[
     typer.Option("--column", help="CSV column that holds a quantity, as train_reward=my_reward; repeatable."),
 ]
 
+AllowMixed = Annotated[
+    bool, typer.Option("--allow-mixed", help="Take pilots whose recipes differ beyond batch and rate as one.")
+]
+
 EXAMPLES = "data/examples"
 
 

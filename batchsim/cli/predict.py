@@ -13,6 +13,7 @@ from batchsim.errors import InputError
 if TYPE_CHECKING:
     import xarray as xr
 
+    from batchsim.calibrate import Calibration
     from batchsim.plan import Plan
     from batchsim.predict import Measured
 
@@ -31,7 +32,11 @@ def predict(
         str | None, typer.Option(help="Calibrate on these train batches only, as 256,512; the others are held out.")
     ] = None,
     batches: Annotated[str | None, typer.Option(help="Candidate train batches, as 256,512,1024.")] = None,
+    fit: Annotated[
+        Path | None, typer.Option(help="Forecast from a calibration that `batchsim calibrate -o` wrote.")
+    ] = None,
     lr_rule: Annotated[str | None, typer.Option(help="fixed, sqrt, linear, tuned or invariant.")] = None,
+    allow_mixed: opt.AllowMixed = False,
     gpus: Annotated[float | None, typer.Option(help="GPUs, for GPU-hours.", min=1)] = None,
     price: Annotated[float | None, typer.Option(help="USD per GPU and hour, for the cost.", min=0)] = None,
     level: opt.Level = 0.8,
@@ -75,17 +80,23 @@ def predict(
     }
     opt.check_plot(plot)
     opt.check_plot(stages)
-    known, runs = _inputs(list(logs or []), example, plan, given)
+    if fit is not None:
+        calibration = _fitted(fit, list(logs or []), example, plan, pilot, given)
+        known, runs = calibration.plan, None
+    else:
+        calibration = None
+        known, runs = inputs(list(logs or []), example, plan, given)
     pilots, candidates = opt.numbers(pilot, "--pilot"), opt.numbers(batches, "--batches")
     with opt.stages("predict"):
         ds = predict_batches(
-            known,
+            known if calibration is None else calibration,
             runs=runs,
             target=target,
             metric=metric,
             pilot_batches=pilots,
             batches=candidates,
             lr_rule=lr_rule,
+            allow_mixed=allow_mixed,
             gpus=gpus,
             price=price,
             level=level,
@@ -98,7 +109,7 @@ def predict(
         _save_plot(ds, published, plot)
     if stages is not None:
         _save_stages(known, seed, stages)
-    trained = _trained(known, runs)
+    trained = _trained(known, runs, calibration)
     if json:
         answer.write(answer.from_prediction(ds, compared, **trained))
     else:
@@ -120,18 +131,37 @@ def _save_stages(plan: Plan, seed: int, path: Path) -> None:
     opt.save_plot(path, lambda ax: plot.plot_stages(ds, ax=ax))
 
 
-def _trained(plan: Plan, runs: xr.DataTree | None) -> dict[str, Any]:
+def _fitted(
+    path: Path, logs: list[str], example: str | None, plan: Path | None, pilot: str | None, given: dict[str, Any]
+) -> Calibration:
+    """A calibration from its file; what it holds already is refused beside it."""
+    from batchsim.calibrate.store import load_fit
+
+    beside = [str(p) for p in logs] + [f"--example {example}"] * (example is not None)
+    beside += [f"--plan {plan}"] * (plan is not None) + [f"--pilot {pilot}"] * (pilot is not None)
+    beside += [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
+    if beside:
+        raise InputError(
+            f"{', '.join(beside)} beside --fit, which holds its plan and pilots",
+            remedy="leave them out, or calibrate again with them",
+        )
+    return load_fit(path)
+
+
+def _trained(plan: Plan, runs: xr.DataTree | None, calibration: Calibration | None) -> dict[str, Any]:
     """What trained the runs, and how many passes it makes: both for lines to paste."""
     from batchsim.logs.keys import trainer_of
 
     stated = {int(node.attrs["epochs"]) for node in runs.children.values()} if runs is not None else set()
     if plan.recipe is not None:
         stated = {plan.recipe.epochs}
+    elif calibration is not None:
+        stated = {calibration.recipe.epochs}
     return {"trainer": trainer_of(runs), "epochs": stated.pop() if len(stated) == 1 else 1}
 
 
-def _inputs(
-    paths: list[str], example: str | None, plan: Path | None, given: dict[str, Any]
+def inputs(
+    paths: list[str], example: str | None, plan: Path | None, given: dict[str, Any], *, verb: str = "predict"
 ) -> tuple[Plan, xr.DataTree | None]:
     """The plan and the runs that arguments, example and the plan's own [logs] name."""
     from batchsim.plan import Plan, read_plan
@@ -147,7 +177,8 @@ def _inputs(
     sources += named
     if not plans and not sources:
         raise InputError(
-            "nothing to predict from", remedy="name logs or a plan.toml, or try: batchsim predict --example li2026-grpo"
+            f"nothing to {verb} from",
+            remedy=f"name logs or a plan.toml, or try: batchsim {verb} --example li2026-grpo",
         )
     unused = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
     if unused and not sources:

@@ -45,11 +45,11 @@ CONTRADICTION = 0.1
 
 Floats = NDArray[np.float64]
 
-__all__ = ["Measured", "compare", "matching_arms", "predict"]
+__all__ = ["Measured", "choose_pilots", "compare", "matching_arms", "predict"]
 
 
 def predict(
-    plan_or_runs: Plan | xr.DataTree,
+    plan_or_runs: Plan | xr.DataTree | Calibration,
     *,
     plan: Plan | None = None,
     runs: xr.DataTree | None = None,
@@ -58,6 +58,7 @@ def predict(
     pilot_batches: Sequence[float] = (),
     batches: Sequence[float] = (),
     lr_rule: LRRule | None = None,
+    allow_mixed: bool = False,
     gpus: float | None = None,
     price: float | None = None,
     level: float = LEVEL,
@@ -68,8 +69,9 @@ def predict(
 
     Parameters
     ----------
-    plan_or_runs : Plan or xarray.DataTree
-        A plan (`plan.read_plan`), or measured runs (`logs.read_logs`).
+    plan_or_runs : Plan, xarray.DataTree or Calibration
+        A plan (`plan.read_plan`), measured runs (`logs.read_logs`), or what `calibrate` made of them, with which plan,
+        runs, pilots and draws are settled.
     plan : Plan or None
         With runs: what else is known.
     runs : xarray.DataTree or None
@@ -83,6 +85,8 @@ def predict(
         Candidate train batches; the plan's, else the reference times 2^k.
     lr_rule : str, callable or None
         The plan's, else the one the measured arms follow, else 'sqrt'.
+    allow_mixed : bool
+        See `calibrate.calibrate`.
     gpus : float or None [GPU]
     price : float or None [USD/(GPU*h)]
         For GPU-hours and cost; the plan's own if None.
@@ -104,22 +108,33 @@ def predict(
     InputError
         For inputs that cannot be used; see `calibrate.calibrate` and `measure.measure`.
     """
-    if isinstance(plan_or_runs, Plan):
-        plan = plan_or_runs
-    else:
-        runs = plan_or_runs
-    plan = plan or Plan()
     if not 0 < level < 1:
         raise InputError(f"level is {level:g}, outside (0, 1)", remedy="0.8 is a central 80 % interval")
-    target = plan.target.score if target is None else target
-    metric = (plan.target.metric or None) if metric is None else metric
     if target is not None and not math.isfinite(target):
         raise InputError(f"target is {target}, not a finite score")
-    pilots = _pilots(runs, pilot_batches or plan.logs.pilot_batches)
-    calibration = calibrate(
-        pilots, plan, target=target, metric=metric, lr_rule=lr_rule, draws=draws, level=level, seed=seed
-    )
-    rule = lr_rule if lr_rule is not None else calibration.recipe.lr_rule
+    if isinstance(plan_or_runs, Calibration):
+        calibration = _settled(plan_or_runs, plan, runs, pilot_batches, target, metric)
+        plan, target, metric = calibration.plan, calibration.target, calibration.metric
+    else:
+        if isinstance(plan_or_runs, Plan):
+            plan = plan_or_runs
+        else:
+            runs = plan_or_runs
+        plan = plan or Plan()
+        target = plan.target.score if target is None else target
+        metric = (plan.target.metric or None) if metric is None else metric
+        calibration = calibrate(
+            choose_pilots(runs, pilot_batches or plan.logs.pilot_batches),
+            plan,
+            target=target,
+            metric=metric,
+            lr_rule=lr_rule,
+            allow_mixed=allow_mixed,
+            draws=draws,
+            level=level,
+            seed=seed,
+        )
+    rule = lr_rule if lr_rule is not None else _rule_of(calibration)
     planned = plan.recipe.batches if plan.recipe is not None else ()
     candidates, too_small = trainable(calibration, candidate_batches(calibration.recipe, batches or planned))
     ds = forecast(calibration, candidates, rule, plan.learning, level=level, seed=seed)
@@ -141,7 +156,7 @@ def predict(
     if measured is not None:
         target, metric = measured.attrs["target"], measured.attrs["metric"]
     attrs |= {"target": target, "metric": metric, "measured": measured, "gpus": gpus, "price": price}
-    attrs["calibrated_on"] = _train_batches(pilots)
+    attrs["calibrated_on"] = list(calibration.calibrated_on)
     attrs |= _what_if(plan, calibration, attrs, seed)
     attrs["warnings"] += too_small + _warnings(
         ds,
@@ -154,6 +169,39 @@ def predict(
     set_attrs(ds)
     ds.attrs = attrs
     return ds
+
+
+def _settled(
+    calibration: Calibration,
+    plan: Plan | None,
+    runs: xr.DataTree | None,
+    pilot_batches: Sequence[float],
+    target: float | None,
+    metric: str | None,
+) -> Calibration:
+    """A calibration that was made before; what would need another one is refused."""
+    given = [
+        name
+        for name, value in (("a plan", plan is not None), ("runs", runs is not None), ("pilots", bool(pilot_batches)))
+        if value
+    ]
+    if given:
+        raise InputError(
+            f"{', '.join(given)} beside a calibration, which holds its own", remedy="leave them out, or calibrate again"
+        )
+    for name, value, own in (("target", target, calibration.target), ("metric", metric, calibration.metric)):
+        if value is not None and value != own:
+            raise InputError(
+                f"{name} {value} and a calibration for {name} {'unknown' if own is None else own}: N*, and with it "
+                "r_N, belong to their target",
+                remedy=f"calibrate again with that {name}",
+            )
+    return calibration
+
+
+def _rule_of(calibration: Calibration) -> LRRule:
+    """The rule that arms were held against; the recipe's where that was a function."""
+    return calibration.recipe.lr_rule if calibration.lr_rule == "user" else calibration.lr_rule
 
 
 def _what_if(plan: Plan, calibration: Calibration, attrs: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -173,8 +221,24 @@ def _what_if(plan: Plan, calibration: Calibration, attrs: dict[str, Any], seed: 
     }
 
 
-def _pilots(runs: xr.DataTree | None, pilot_batches: Sequence[float]) -> xr.DataTree | None:
-    """The runs to calibrate on."""
+def choose_pilots(runs: xr.DataTree | None, pilot_batches: Sequence[float]) -> xr.DataTree | None:
+    """The runs to calibrate on.
+
+    Parameters
+    ----------
+    runs : xarray.DataTree or None
+    pilot_batches : sequence of float [responses]
+        All runs if empty.
+
+    Returns
+    -------
+    xarray.DataTree or None
+
+    Raises
+    ------
+    InputError
+        For a batch that no run has.
+    """
     if runs is None and pilot_batches:
         raise InputError("pilot batches are named and there is no log", remedy="name the logs, or drop --pilot")
     if runs is None or not pilot_batches:
