@@ -13,9 +13,9 @@ PAGE = Path(__file__).with_name("derivations.md")
 HEAD = """# Derivations
 
 Every closed form of the package, from its assumptions. SymPy takes each step (solves, integrates, expands, takes a
-limit); the NumPy functions named below each result are compared with it at 30 digits, over many decades
-([testing.md](testing.md)). What is fitted and not derived is in [theory.md](theory.md), and what measurements say of
-the assumptions in [evidence.md](evidence.md).
+limit); the NumPy functions named below each derivation must agree with its results, evaluated at 30 digits, to 12
+digits over many decades ([testing.md](testing.md)). What is fitted and not derived is in [theory.md](theory.md), and
+what measurements say of the assumptions in [evidence.md](evidence.md).
 
 This page is written by `python docs/derivations_page.py` from `batchsim.theory`, with SymPy {version}. In Python:
 

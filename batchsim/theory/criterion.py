@@ -40,7 +40,8 @@ def criterion() -> Derivation:
         title="The criterion",
         assumptions=(
             "The score is a smooth function of the kept responses that were trained on, `J(N)`.",
-            "Responses are kept at a constant rate, `dN/dt = q`, over the way to the target.",
+            "Responses are kept at a constant rate, `dN/dt = q`, over the way to the target; where it changes, `q` is "
+            "its mean over the time.",
             "Both recipes are judged at the same score, reached after `N*` responses.",
         ),
         steps=(

@@ -110,8 +110,8 @@ def nested_noise() -> Derivation:
             ),
             Step(
                 says="The batch at which this equals the signal, at a fixed group size: the noise scale in responses. "
-                "It does not depend on the group size, so that `P G` alone counts, as far as `G_s V_prompt` is small "
-                "beside `V_resp`.",
+                "Where `G_s V_prompt` is small beside `V_resp` it hardly depends on the group size, and `P G` alone "
+                "counts; elsewhere the group size counts too.",
                 equation=sp.Eq(v.B_noise, noise),
                 counts=True,
             ),
@@ -124,6 +124,18 @@ def nested_noise() -> Derivation:
                 says="Expected squares of the norms of a response, of a group and of the batch, solved for the "
                 "prompts' part.",
                 equation=sp.Eq(v.V_prompt, sp.factor(sp.simplify(found[v.V_prompt]))),
+                counts=True,
+            ),
+            Step(
+                says="`M_s` is the trace of covariance per response that whole groups as chunks show, whose ratio to "
+                "the signal is `B_noise`; below it stands in terms of the norms.",
+                equation=sp.Eq(sp.Symbol("M_s"), v.G_size * v.V_prompt + v.V_response),
+                counts=True,
+            ),
+            Step(
+                says="`M_x` is the one that chunks cut at random from the batch show: a response about the batch's "
+                "mean, `P G/(P G - 1)` times the difference of their square norms.",
+                equation=sp.Eq(sp.Symbol("M_x"), mixed),
                 counts=True,
             ),
         ),

@@ -19,6 +19,9 @@ from batchsim.theory import quantities as v
 from batchsim.theory.derivation import Derivation, Step, only
 from batchsim.theory.rates import companions
 
+FACTOR = sp.Symbol(r"r_N/r_N^\mathrm{law}")
+"""r_N with the mechanism over r_N of the law without it."""
+
 
 def noise_floor() -> Derivation:
     """Factor on r_N where a constant rate only approaches a floor."""
@@ -31,14 +34,16 @@ def noise_floor() -> Derivation:
         name="noise_floor",
         title="A noise floor",
         assumptions=(
-            "The distance to the optimum decays towards a floor at a speed that does not depend on the batch.",
+            "The distance to the optimum decays towards a floor that the batch and its rate set, at a speed that the "
+            "floor does not change: what the batch does to the speed is in the law, and the factor the floor's alone.",
+            "`t` runs in proportion to the updates; the target lies above both floors.",
         ),
         steps=(
             Step(says="The decay.", equation=falls),
             Step(says="Its solution.", equation=path),
             Step(says="Time to the target.", equation=sp.Eq(v.time, needed)),
         ),
-        results={"factor": sp.Eq(v.r_N, ratio)},
+        results={"factor": sp.Eq(FACTOR, ratio)},
         ships=("learning.mechanism:noise_floor_factor",),
         sources=("Zhang et al. 2019, arXiv:1907.04164, section 3",),
     )
@@ -57,7 +62,7 @@ def few_updates() -> Derivation:
             "The loss is the same at every batch and is added to the updates of the law.",
         ),
         steps=(Step(says="Updates lost.", equation=sp.Eq(sp.Symbol("m_l"), memory)),),
-        results={"factor": sp.Eq(v.r_N, ratio)},
+        results={"factor": sp.Eq(FACTOR, ratio)},
         ships=("learning.mechanism:few_updates_factor",),
         sources=("the package's own",),
     )
@@ -73,7 +78,7 @@ def kl_penalty() -> Derivation:
         title="A KL penalty",
         assumptions=("At small rates an update gains `eta` times what the penalty leaves of the slope.",),
         steps=(Step(says="Updates to a progress.", equation=sp.Eq(v.updates, updates)),),
-        results={"factor": sp.Eq(v.r_N, ratio)},
+        results={"factor": sp.Eq(FACTOR, ratio)},
         ships=("learning.mechanism:kl_penalty_factor",),
         sources=("the package's own",),
     )

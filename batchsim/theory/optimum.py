@@ -92,7 +92,7 @@ def optimal_batch() -> Derivation:
             ),
             Step(
                 says="The same where the rule keeps `r_N = 1`.",
-                equation=sp.Eq(sp.Derivative(sp.Symbol("T"), v.B), invariant),
+                equation=sp.Eq(sp.Derivative(sp.Symbol(r"(T/N^*_0)"), v.B), invariant),
             ),
             Step(
                 says="With tuned rates, a batch wrong by the factor `phi` costs",
@@ -104,7 +104,7 @@ def optimal_batch() -> Derivation:
             ),
             Step(
                 says="since the distance to it is a square.",
-                equation=sp.Eq(sp.Symbol(r"\max_\omega - T/T_\mathrm{best}"), slack),
+                equation=sp.Eq(sp.Symbol(r"\max_\omega(T/T_\mathrm{best}) - T/T_\mathrm{best}"), slack),
             ),
         ),
         results={
@@ -112,7 +112,7 @@ def optimal_batch() -> Derivation:
             "sqrt": sp.Eq(v.B, root),
             "fixed": sp.Eq(v.B, fixed),
             "least_time": sp.Eq(v.T / v.N_reference, sp.factor(sp.simplify(total.subs(v.B, tuned)))),
-            "curvature": sp.Eq(sp.Symbol("T''"), curvature),
+            "curvature": sp.Eq(sp.Symbol(r"(T/N^*_0)''"), curvature),
             "excess": sp.Eq(sp.Symbol(r"T/T_\mathrm{best}"), excess),
             "worst": sp.Eq(sp.Symbol(r"\max T/T_\mathrm{best}"), worst),
             "factor_of_two": sp.Eq(sp.Symbol(r"\max T/T_\mathrm{best}|_{\phi=2}"), worst.subs(v.factor, 2)),

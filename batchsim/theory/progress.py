@@ -115,7 +115,11 @@ def adam_drift() -> Derivation:
             "A coordinate's update is its gradient over its own root mean square, `u = g/sqrt(<g^2>)`: `beta_2` near "
             "1, epsilon negligible but where it is named, and a small rate.",
             "The batch's gradient is normal with mean `G` and variance `sigma^2/B`.",
-            "All coordinates have the same signal-to-noise, so that `sigma^2 = B_noise G^2`; `b = B/B_noise`.",
+            "For the slope all coordinates have the same signal-to-noise, so that `sigma^2 = B_noise G^2`; "
+            "`b = B/B_noise`.",
+            "For the curvature, `h`, they need not, and the whole batch is normalised by the root mean square of its "
+            "norm, `g/sqrt(<|g|^2>)`, on a quadratic loss in its eigenbasis. Where all are alike, `h_ratio` is 1 and "
+            "`h` constant.",
         ),
         steps=(
             Step(says="Mean square of the gradient.", equation=sp.Eq(sp.Symbol(r"\langle g^2\rangle"), square)),
@@ -226,7 +230,7 @@ def adam_coordinates() -> Derivation:
             "small": sp.Eq(sp.Symbol(r"f_k^{b\to0}"), small),
             "large": sp.Eq(sp.Symbol(r"\lim \sqrt{b} f_k"), large),
             "drift": sp.Eq(sp.Symbol(r"f_\infty"), drift),
-            "first_order_factor": sp.Eq(sp.Symbol(r"1 + 1/k"), first),
+            "first_order_factor": sp.Eq(sp.Symbol(r"\lim 2(1 - f_k)/b"), first),
         },
         ships=("learning.progress:signal_function", "learning.progress:usable_slope"),
         sources=("the package's own",),
@@ -246,7 +250,8 @@ def sample_cost() -> Derivation:
     cost = v.x * updates
     tuned_rate = only(sp.solve(sp.diff(candidate.subs(names), v.s), v.s))
     tuned = sp.factor(sp.simplify(cost.subs(v.s, tuned_rate)))
-    drift = sp.sqrt((1 + v.B_noise / v.B) / (1 + v.B_noise / v.B_0))
+    slope = adam_drift().results["usable_slope"].rhs
+    drift = slope.subs(v.b, v.B_0 / v.B_noise) / slope.subs(v.b, v.B / v.B_noise)
     hyperbola = sp.factor(sp.simplify(tuned.subs({v.rk: drift, v.hr: 1, v.x: v.B / v.B_0})))
     return Derivation(
         name="sample_cost",
@@ -297,7 +302,8 @@ def penalty() -> Derivation:
         title="Steps that lose their progress",
         assumptions=(
             "A step at `c` times the best rate keeps the share `g(c)` of its linear progress, `g(0) = 1`.",
-            "The share falls as a power of itself, `g' = -kappa g^(1 + p)`, with `p < 1`.",
+            "The share falls as a power of itself, `g' = -kappa g^(1 + p)`, with `p < 1`; for `p < 0` it ends at 0, at "
+            "`c = (1 - p)/|p|`, beyond which nothing is learned.",
             "Progress `c g(c)` is largest at `c = 1`: that is what the best rate means.",
         ),
         steps=(

@@ -66,7 +66,8 @@ def touched_experts() -> Derivation:
         name="touched_experts",
         title="Experts that a batch touches",
         assumptions=(
-            "A token goes to `k_E` of `E` experts, each as likely as another, independently of the tokens before it.",
+            "A token goes to `k_E` of `E` experts, each as likely as another, independently of the tokens before it. "
+            "`U` is the expected number of experts touched.",
         ),
         steps=(
             Step(says="The next token touches its share of those not yet touched.", equation=adds),
@@ -153,7 +154,8 @@ def generation() -> Derivation:
         title="Generation and its plateau",
         assumptions=(
             "Generating `B_gen` responses at once takes `d_0 + d_1 B_gen`.",
-            "At most `C` of them run at the same time: more are generated in waves of `C`.",
+            "At most `C` of them run at the same time: more are generated in waves of `C`, and a part of a wave takes "
+            "that part of its time, as where slots are refilled at once.",
         ),
         steps=(
             Step(says="Time of all waves.", equation=sp.Eq(sp.Symbol(r"t_\mathrm{gen}"), capped)),
