@@ -215,6 +215,7 @@ def test_how_runs_end_is_said(capsys: pytest.CaptureFixture[str], options: tuple
     assert ("> 30," in out) == (outcome == "too many responses")
     assert ("No target, so no N*" in out) == (outcome == "no signal")
     assert ("No batch brings all its runs to 0.99" in out) == (outcome != "no signal")
+    assert ("lower --rate" in out) == (outcome == "diverges")
 
 
 def test_a_run_of_one_has_no_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,6 +236,19 @@ def test_arms_of_one_batch_are_told_apart_in_what_is_concluded(capsys: pytest.Ca
     assert found["soonest"]["time_to_target"] == second["time_to_target"]
     assert "Soonest at 0.5: B = 64 (4 x 16 at rate 0.03), after" in out
     assert first["responses_to_target"] is None or "times the responses of B = 64 (16 x 4 at rate 0.001)" in out
+
+
+def test_arms_of_two_critics_are_two(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = answer(capsys, *PPO, "--prompts", "32", "--critic-rate", "0.01,0.0001")["batches"]
+    assert [row["runs"] for row in rows] == [2, 2]
+    apart = [
+        answer(capsys, *PPO, "--prompts", "32", "--critic-rate", rate)["batches"][0] for rate in ("0.01", "0.0001")
+    ]
+    assert [row["critic_learning_rate"] for row in rows] == [0.01, 0.0001]
+    assert rows[0]["score"] == apart[0]["score"] != apart[1]["score"]
+    out = run(capsys, *PPO, "--prompts", "32", "--critic-rate", "0.01,0.0001")
+    assert "critic's" in out
+    assert re.search(r"Soonest at 0.5: B = 32 \(32 x 1 at rate 0.01(, critic's 0.0001)?\)", out)
 
 
 def test_options_reach_the_world_and_the_trainer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -246,6 +246,7 @@ def _run(
     shown.check_out(plot, "--plot")
     shown.check_runs_file(out)
     rates = opt.numbers(rate, "--rate")
+    critic = None if critic_rate is None else opt.numbers(critic_rate, "--critic-rate")
     arms = {"prompts": opt.numbers(prompts, "--prompts"), "group_size": opt.numbers(group_size, "--group-size")}
     if not 0 <= target <= 1:
         raise InputError(
@@ -267,7 +268,6 @@ def _run(
     unlimited = {name: math.inf for name in ("clip", "grad_clip") if trainer[name] is None}
     how = Trainer(algorithm=algorithm, **(trainer | unlimited))
     built = softmax_world(**(world | ({"bound": math.inf} if world["bound"] is None else {})))
-    critic = opt.numbers(critic_rate, "--critic-rate") if critic_rate is not None else None
     options: dict[str, Any] = {
         **arms,
         "trainer": how,
@@ -283,7 +283,7 @@ def _run(
         "seeds": seeds,
         "seed": seed,
     }
-    with bar(max(len(v) for v in (*arms.values(), rates)) * seeds, "runs") as advance:
+    with bar(max(len(v) for v in (*arms.values(), rates, critic or [])) * seeds, "runs") as advance:
         options["progress"] = lambda done, total: advance()
         tree = (
             simulate_grpo(built, **options)

@@ -93,7 +93,7 @@ def rows_of(
     arms: dict[tuple[Any, ...], dict[str, xr.Dataset]] = {}
     for name, node in tree.children.items():
         ds = node.to_dataset()
-        key = tuple(ds.attrs[n] for n in ("prompts", "group_size", "train_batch", "learning_rate"))
+        key = *(ds.attrs[n] for n in ("prompts", "group_size", "train_batch", "learning_rate")), _critic_rate(ds)
         arms.setdefault(key, {})[str(name)] = ds
     rows = [_row(runs, target, noise_scale) for runs in arms.values()]
     known = [row for row in rows if row["responses_to_target"]]
@@ -102,6 +102,12 @@ def rows_of(
     for row in rows:
         _set_cost(row, reference)
     return rows
+
+
+def _critic_rate(ds: xr.Dataset) -> float | None:
+    """Learning rate of the critic, which is no attribute of a log [1]; None without a critic."""
+    rate = ds.attrs["provenance"].get("critic_learning_rate")
+    return None if rate is None else float(rate)
 
 
 def _row(
@@ -133,7 +139,9 @@ def _row(
     score = [float(ds["score"].sel(metric=METRIC).values[-1]) for ds in runs.values()]
     return {
         **{name: one.attrs[name] for name in ("prompts", "group_size", "rollout_batch", "train_batch")},
-        **{name: one.attrs[name] for name in ("learning_rate", "lr_rule")},
+        "learning_rate": one.attrs["learning_rate"],
+        "critic_learning_rate": _critic_rate(one),
+        "lr_rule": one.attrs["lr_rule"],
         "runs": len(runs),
         "outcomes": [{"outcome": end, "runs": ends.count(end)} for end in dict.fromkeys(ends)],
         "score": number(np.mean(score)),
@@ -191,6 +199,7 @@ def print_runs(console: Console, title: str, rows: Sequence[dict[str, Any]], *, 
     from batchsim.cli.table import print_rows, seconds, short, span
 
     cells: list[dict[str, Cell]] = []
+    critics = any(row["critic_learning_rate"] not in (None, row["learning_rate"]) for row in rows)
     for row in rows:
         measured = row["noise_scale_measured"]
         limits = None if measured is None else span([measured["low"], measured["high"]])
@@ -200,6 +209,7 @@ def print_runs(console: Console, title: str, rows: Sequence[dict[str, Any]], *, 
                 "G": f"{row['group_size']:,}",
                 "B": f"{row['train_batch']:,}",
                 "rate": f"{row['learning_rate']:.3g}",
+                **({"critic's": f"{row['critic_learning_rate']:.3g}"} if critics else {}),
                 "updates": short(row["updates_to_target"]),
                 "N*": _with_error(row["responses_to_target"], row["responses_to_target_se"], row["responses_at_least"]),
                 "r_N": _with_error(row["sample_cost_ratio"], row["sample_cost_ratio_se"]),
@@ -246,7 +256,9 @@ def conclusion(rows: Sequence[dict[str, Any]], target: float | None) -> str:
     timed = [row for row in rows if row["time_to_target"] is not None]
     if not timed:
         shown = "" if best is None else f" (best {short(best['score'])})"
-        return f"No batch brings all its runs to {target:g}{shown}: raise --responses-max, or lower --target."
+        ends = {end["outcome"] for row in rows for end in row["outcomes"]} - {"reached"}
+        remedy = "lower --rate" if ends == {"diverges"} else "raise --responses-max, or lower --target"
+        return f"No batch brings all its runs to {target:g}{shown}: {remedy}."
     first = min(timed, key=lambda row: row["time_to_target"])
     said = f"Soonest at {target:g}: {_name(first, rows)}, after {seconds(first['time_to_target'])}"
     reference = next((row for row in rows if row["sample_cost_ratio"] == 1), first)
@@ -258,8 +270,11 @@ def conclusion(rows: Sequence[dict[str, Any]], target: float | None) -> str:
 def _name(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     """An arm by its batch, and by what makes it up where others share it."""
     name = f"B = {row['train_batch']:,}"
-    shared = sum(other["train_batch"] == row["train_batch"] for other in rows) > 1
-    return f"{name} ({row['prompts']:,} x {row['group_size']:,} at rate {row['learning_rate']:.3g})" if shared else name
+    if sum(other["train_batch"] == row["train_batch"] for other in rows) == 1:
+        return name
+    critic = row["critic_learning_rate"]
+    more = "" if critic in (None, row["learning_rate"]) else f", critic's {critic:.3g}"
+    return f"{name} ({row['prompts']:,} x {row['group_size']:,} at rate {row['learning_rate']:.3g}{more})"
 
 
 def draw_runs(tree: xr.DataTree, target: float | None, ax: Axes) -> None:

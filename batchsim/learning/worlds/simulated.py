@@ -389,7 +389,13 @@ def _simulate_policy(
         # Of one per arm nothing is left to a rule, though the actor's may follow one.
         follows = lr_rule if np.size(critic_learning_rate) == 1 else None
         critic, _ = rates_of("critic_learning_rate", critic_learning_rate, batch, follows)
-    length = broadcast(rollout=rollout, rate=rate, responses_max=responses_max, staleness=arms["staleness"])
+    length = broadcast(
+        rollout=rollout,
+        rate=rate,
+        critic_rate=rate if critic is None else critic,
+        responses_max=responses_max,
+        staleness=arms["staleness"],
+    )
     check_positive("responses_max", length["responses_max"])
     if evaluate_every is not None:
         check_positive("evaluate_every", broadcast(evaluate_every=evaluate_every)["evaluate_every"])
@@ -492,7 +498,7 @@ def _policy_layout(
         rate=run.learning_rate,
         rule=rule,
     )
-    notes = {"critic_learning_rate": f"{run.critic_learning_rate:g}"} if trainer.algorithm == "ppo" else {}
+    notes = {"critic_learning_rate": repr(run.critic_learning_rate)} if trainer.algorithm == "ppo" else {}
     return layout_of(
         name,
         law,
