@@ -1,5 +1,5 @@
 """Writes docs/worlds_results.md: `python docs/worlds_page.py` from the figures in docs/worlds_results.json, and
-`python docs/worlds_page.py --simulate` after simulating them anew (some 20 minutes on two cores).
+`python docs/worlds_page.py --simulate` after simulating them anew (some 30 minutes on two cores).
 """
 
 from __future__ import annotations
