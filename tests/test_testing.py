@@ -125,6 +125,15 @@ class TestCriterion:
             check_criterion(1.1, 1.3, 0.9)
         assert "says" not in str(same_side.value)
 
+    def test_one_factor_for_all_is_a_reference_or_a_unit(self) -> None:
+        with pytest.raises(AssertionError, match="All batches are off by this factor: reference_time is missing"):
+            check_criterion([1, 1, 1.6], [1, 1.41, 1.30], [42840, 30312, 52690], tolerance=0.01)
+        with pytest.raises(AssertionError, match="in another unit"):
+            check_criterion([1, 1, 1.6], [1, 1.41, 1.30], [11.9, 8.42, 14.6], reference_time=42840, tolerance=0.01)
+        with pytest.raises(AssertionError) as one:
+            check_criterion([1, 1, 1.6], [1, 1.41, 1.30], [1, 0.71, 0.95], tolerance=0.01)
+        assert "All batches" not in str(one.value)
+
     def test_swapped_ratios_are_noticed(self) -> None:
         with pytest.raises(AssertionError):
             check_criterion(1.41, 1.0, 0.71, tolerance=0.01)
@@ -179,6 +188,13 @@ class TestInvariance:
         with pytest.raises(InputError, match=said):
             check_invariance(read, 0.01)
 
+    def test_the_one_that_learns_less_is_named(self) -> None:
+        n = [1.0, 2.0, 3.0]
+        small, large = (n, [0.1, 0.2, 0.3]), (n, [0.1, 0.15, 0.2])
+        for read in ({256: small, 2048: large}, {2048: large, 256: small}):
+            with pytest.raises(AssertionError, match="teach the same: 2048 is beyond the critical training batch"):
+                check_invariance(read, 0.01)
+
     def test_an_unknown_reference_lists_the_known(self) -> None:
         with pytest.raises(InputError, match=r"reference 3 has no curve; known: 1, 2"):
             check_invariance({1: ([1, 2], [0, 1]), 2: ([1, 2], [0, 1])}, 0.01, reference=3)
@@ -225,6 +241,26 @@ class TestUnimodal:
     def test_order_does_not_matter_and_monotone_times_pass(self) -> None:
         check_unimodal([4, 1, 2], [0.2, 0.9, 0.5])
         check_unimodal([1, 2, 4], [1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("tolerance", [0.01, 0.03, 0.05, 0.07, 0.1, 0.3])
+def test_numbers_at_the_tolerance_itself_are_within_it(tolerance: float) -> None:
+    """Both ways: what the message calls 5 % passes at 5 %, and what it calls more does not."""
+    for off in (1 + tolerance, 1 - tolerance):
+        check_criterion([1.0, 1.6], [1.0, 1.3], [1.0, 1.6 / 1.3 * off], tolerance=tolerance)
+    check_sublinear([256, 512], [10, 20 / (1 - tolerance)], tolerance=tolerance)
+    check_unimodal([1, 2, 4], [1.0, 1 + tolerance, 1.0], tolerance=tolerance)
+    check_invariance({1: ([1, 2], [0.2, 0.3]), 2: ([1, 2], [0.2, 0.3 + tolerance])}, tolerance)
+    more = tolerance * 1.001
+    for off in (1 + more, 1 - more):
+        with pytest.raises(AssertionError):
+            check_criterion([1.0, 1.6], [1.0, 1.3], [1.0, 1.6 / 1.3 * off], tolerance=tolerance)
+    with pytest.raises(AssertionError):
+        check_sublinear([256, 512], [10, 20 / (1 - more)], tolerance=tolerance)
+    with pytest.raises(AssertionError):
+        check_unimodal([1, 2, 4], [1.0, 1 + more, 1.0], tolerance=tolerance)
+    with pytest.raises(AssertionError):
+        check_invariance({1: ([1, 2], [0.2, 0.3]), 2: ([1, 2], [0.2, 0.3 + more])}, tolerance)
 
 
 def criterion(values: Any) -> None:
