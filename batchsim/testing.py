@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -363,12 +364,18 @@ def check_invariance(
     gap, where, batch, score, wanted = worst
     if gap <= tolerance * (1 + ROUNDING):
         return
-    behind = batch if score < wanted else first
+    behind, ahead = (batch, first) if score < wanted else (first, batch)
+    if isinstance(behind, Real) and isinstance(ahead, Real) and behind < ahead:
+        cause = f"{behind} is the smaller batch, which no critical training batch sets back: look for what else differs"
+    else:
+        cause = (
+            f"{behind} is beyond the critical training batch under this learning-rate rule, or the runs differ in "
+            "something else"
+        )
     cost = _in_responses(read[first], batch, first, score, where)
     raise AssertionError(
         f"at {where:,.0f} responses the score of {batch} is {score:.4g} and that of {first} is {wanted:.4g}: a gap of "
-        f"{score - wanted:+.3g}, above {tolerance:g}. {cost}Equal responses do not teach the same: {behind} is beyond "
-        "the critical training batch under this learning-rate rule, or the runs differ in something else (rate, "
+        f"{score - wanted:+.3g}, above {tolerance:g}. {cost}Equal responses do not teach the same: {cause} (rate, "
         "evaluation, seed)"
     )
 
@@ -526,7 +533,7 @@ def _over_batches(batches: Any, times: Any, *, least: int, endless: bool = False
 
 
 def _curve(batch: Any, curve: Any) -> tuple[Floats, Floats]:
-    if isinstance(curve, str | Mapping) or not hasattr(curve, "__len__") or len(curve) != 2:
+    if not isinstance(curve, tuple | list | np.ndarray) or len(curve) != 2:
         raise InputError(f"the curve of {batch} is not a pair (responses, score)")
     n = np.atleast_1d(_numbers(f"responses of {batch}", curve[0], positive=False))
     j = np.atleast_1d(_numbers(f"score of {batch}", curve[1], positive=False))

@@ -181,6 +181,8 @@ class TestInvariance:
             ({1: ([1, 2], [0, 1]), 2: ([], [])}, "empty"),
             ({1: ([1, 2], [0, 1]), 2: "ab"}, "not a pair"),
             ({1: ([1, 2], [0, 1]), 2: 3.0}, "not a pair"),
+            ({1: ([1, 2], [0, 1]), 2: {1.0, 2.0}}, "not a pair"),
+            ({1: ([1, 2], [0, 1]), 2: xr.Dataset({"n": 1, "score": 2})}, "not a pair"),
             ({1: ([1, 2], [0, 1]), 2: (["1", "2"], [0, 1])}, "not numbers"),
         ],
     )
@@ -194,6 +196,10 @@ class TestInvariance:
         for read in ({256: small, 2048: large}, {2048: large, 256: small}):
             with pytest.raises(AssertionError, match="teach the same: 2048 is beyond the critical training batch"):
                 check_invariance(read, 0.01)
+        with pytest.raises(
+            AssertionError, match="256 is the smaller batch, which no critical training batch sets back"
+        ):
+            check_invariance({256: large, 2048: small}, 0.01)
 
     def test_an_unknown_reference_lists_the_known(self) -> None:
         with pytest.raises(InputError, match=r"reference 3 has no curve; known: 1, 2"):
