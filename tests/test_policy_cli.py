@@ -109,6 +109,24 @@ def test_a_table_and_a_closing_sentence(capsys: pytest.CaptureFixture[str], verb
 
 
 @EACH
+@pytest.mark.parametrize("ending", [(), ("--responses-max", "2000")])
+def test_no_number_is_cut_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    verb: tuple[str, ...],
+    ending: tuple[str, ...],
+) -> None:
+    from rich.console import Console
+
+    from batchsim.cli import table
+
+    monkeypatch.setattr(table, "make_console", lambda: Console(width=80, height=table.HEIGHT))
+    out = run(capsys, *verb, *ending)
+    assert "from norms" in out
+    assert "…" not in out
+
+
+@EACH
 def test_every_key_is_documented(capsys: pytest.CaptureFixture[str], verb: tuple[str, ...]) -> None:
     text = (Path(__file__).resolve().parents[1] / "docs" / "answers.md").read_text(encoding="utf-8")
     heading = "## simulate quadratic" if verb is BOWL else "## simulate grpo, simulate ppo"

@@ -310,6 +310,28 @@ def test_the_command_prints_and_draws_a_forecast(
     assert "exact and c_0" in capsys.readouterr().out
 
 
+def _overflow(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, results: dict[str, Any]
+) -> list[str]:
+    """Lines of the validations' tables that a terminal of 80 columns would cut."""
+    from rich.console import Console
+
+    from batchsim.cli import table, validation_worlds
+
+    monkeypatch.setattr(validation_worlds, "make_console", lambda: Console(width=80, height=table.HEIGHT))
+    for name, result in results.items():
+        filled = [{"slice": "-"} | part for part in result["slices"]]
+        validation_worlds.print_worlds(result | {"name": name, "slices": filled, "rows": [], "skipped": []})
+    return [line for line in capsys.readouterr().out.splitlines() if "…" in line]
+
+
+def test_no_number_is_cut_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, page: ModuleType
+) -> None:
+    results = json.loads(page.RESULTS.read_text(encoding="utf-8"))
+    assert _overflow(capsys, monkeypatch, {name: results[name] for name in page.CLAIMS}) == []
+
+
 # -- the page -----------------------------------------------------------------------------------------
 
 

@@ -265,7 +265,7 @@ def print_curve(result: dict[str, Any]) -> None:
         f"{result['optimizer']} on {result['dim']:,} coordinates: updates and responses until the loss is "
         f"{short(result['target'])} of {short(result['start_loss'])}, rate tuned"
     )
-    print_rows(console, title, rows)
+    print_rows(console, title, rows, optional=("floor / target",), wraps=("regime",))
     knee = result["critical_train_batch"]
     scales = f"{short(result['noise_scale'])}, by curvature {short(result['curvature_noise_scale'])}"
     console.print(

@@ -227,7 +227,8 @@ def print_runs(console: Console, title: str, rows: Sequence[dict[str, Any]], *, 
         "N*, r_N: mean over runs (+- standard error), > where runs end first; |g|: root mean square over the run; "
         "noise scale: true, before training; from norms: over the run"
     )
-    print_rows(console, title, cells, optional=("score", "G", "|g|", "updates"), caption=caption)
+    optional = ("score", "|g|", "updates", "G", "noise scale", "rate", "P", "from norms")
+    print_rows(console, title, cells, optional=optional, wraps=("outcome",), caption=caption)
     console.print(conclusion(rows, target), soft_wrap=True)
 
 

@@ -105,30 +105,44 @@ Cell = str | tuple[str, str]
 
 
 def print_rows(
-    console: Console, title: str, rows: Sequence[dict[str, Cell]], *, optional: Sequence[str] = (), caption: str = ""
+    console: Console,
+    title: str,
+    rows: Sequence[dict[str, Cell]],
+    *,
+    optional: Sequence[str] = (),
+    wraps: Sequence[str] = (),
+    caption: str = "",
 ) -> None:
-    """Print rows as a table that fits: intervals move below their estimates, then optional columns go.
+    """Print rows as a table that fits: intervals move below their estimates, optional columns go, then words wrap.
 
-    Numbers are never cut short, since a cut number reads as another one.
+    Numbers are never cut short, since a cut number reads as another one: `wraps` names columns of words.
     """
     if not rows:
         return
     columns = list(rows[0])
     for stacked, gone in [(False, 0), *((True, n) for n in range(len(optional) + 1))]:
         kept = [c for c in columns if c not in optional[:gone]]
-        table = _table(title, kept, rows, caption, gap="\n" if stacked else " ")
+        table = _table(title, kept, rows, caption, wraps, gap="\n" if stacked else " ")
         # A console measures no more than its own width.
         if Console(width=UNLIMITED, height=HEIGHT).measure(table).maximum <= console.width:
             break
     console.print(table, crop=False)
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Cell]], caption: str, *, gap: str) -> Table:
+def _table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[dict[str, Cell]],
+    caption: str,
+    wraps: Sequence[str],
+    *,
+    gap: str,
+) -> Table:
     table = Table(box=box.SIMPLE)
     table.title, table.caption = title, caption or None
     table.title_justify = table.caption_justify = "left"
     for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=name not in wraps)
     for row in rows:
         cells = [row[name] for name in columns]
         table.add_row(

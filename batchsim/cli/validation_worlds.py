@@ -24,9 +24,8 @@ def print_worlds(result: dict[str, Any]) -> None:
 def _findings(result: dict[str, Any]) -> None:
     console = make_console()
     overall = result["overall"]
-    console.print(
-        f"{overall['met']} of {overall['findings']} findings hold in all {overall['worlds']} worlds.", soft_wrap=True
-    )
+    worlds = "the one world" if overall["worlds"] == 1 else f"all {overall['worlds']} worlds"
+    console.print(f"{overall['met']} of {overall['findings']} findings hold in {worlds}.", soft_wrap=True)
     rows: list[dict[str, Cell]] = [
         {
             "simulated": part["slice"],
@@ -37,7 +36,7 @@ def _findings(result: dict[str, Any]) -> None:
         }
         for part in result["slices"]
     ]
-    print_rows(console, "the paper's findings in worlds that were not told them", rows)
+    print_rows(console, "the paper's findings in worlds that were not told them", rows, wraps=("simulated",))
     said: list[dict[str, Cell]] = [
         {
             "world": str(r["world"]),
@@ -49,7 +48,7 @@ def _findings(result: dict[str, Any]) -> None:
         if r["predicted"] is not None
     ]
     if said:
-        print_rows(console, "responses at equal P G, from moments of groups at the start", said)
+        print_rows(console, "responses at equal P G, from moments of groups at the start", said, wraps=("pairs",))
 
 
 def _asked(limits: list[float | None]) -> str:
@@ -63,7 +62,8 @@ def _forecast(result: dict[str, Any]) -> None:
     console = make_console()
     overall, goals = result["overall"], result["goals"]
     console.print(
-        f"{overall['worlds']} worlds at three rates: {overall['n']} forecasts, {overall['excluded']} left out. "
+        f"{overall['worlds']} worlds at three rates: {_count(overall['n'], 'forecast')}, "
+        f"{overall['excluded']} left out. "
         f"Goals: median {100 * goals['median']:g} %, 90th percentile {100 * goals['p90']:g} %.",
         soft_wrap=True,
     )
@@ -71,7 +71,8 @@ def _forecast(result: dict[str, Any]) -> None:
         if not part["n"]:
             continue
         title = (
-            f"{part['slice']} ({part['n']} forecasts, {part['excluded']} left out): |log(predicted/simulated)| of r_N; "
+            f"{part['slice']} ({_count(part['n'], 'forecast')}, {part['excluded']} left out): "
+            f"|log(predicted/simulated)| of r_N; "
             f"error of the simulated one {_percent(part['median_measured_log_error'])}; "
             f"{100 * part['covered']:.0f} % in the intervals of 'moments' (80 %)"
         )
@@ -89,6 +90,10 @@ def _forecast(result: dict[str, Any]) -> None:
     print_notes(console, [f"left out: {reason} ({count})" for reason, count in result["excluded"].items()])
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _percent(value: float | None, *, signed: bool = False) -> str:
     return "-" if value is None else f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
 
@@ -98,7 +103,7 @@ def _breaking(result: dict[str, Any]) -> None:
     overall = result["overall"]
     console.print(
         f"The law survives {overall['survived']} of {overall['attempts']} attempts to break it "
-        f"({overall['worlds']} draws each; within {100 * overall['tolerance']:g} % where r_N is at most 4).",
+        f"({_count(overall['worlds'], 'draw')} each; within {100 * overall['tolerance']:g} % where r_N is at most 4).",
         soft_wrap=True,
     )
     names = [f"{factor:g} x" for factor in overall["factors"]]
@@ -106,12 +111,13 @@ def _breaking(result: dict[str, Any]) -> None:
     for part in result["slices"]:
         cells: dict[str, Cell] = {"attempt": part["slice"]}
         for name, measured, said, own in zip(names, part["measured"], part["predicted"], part["own_path"], strict=True):
-            cells[name] = f"{_two(measured)} ({_two(said)}; {_two(own)})"
+            cells[name] = _two(measured), f"({_two(said)}; {_two(own)})"
         rows.append(
             cells
             | {"largest error": _percent(part["largest_log_error"]), "": "survives" if part["survives"] else "breaks"}
         )
-    print_rows(console, "r_N simulated (the law along the reference run; along each batch's own run)", rows)
+    title = "r_N simulated (the law along the reference run; along each batch's own run)"
+    print_rows(console, title, rows, optional=("largest error",), wraps=("attempt",))
 
 
 def _two(value: float | None) -> str:
@@ -134,5 +140,6 @@ def _staleness(result: dict[str, Any]) -> None:
     published: dict[str, Cell] = {"way": "published (OLMo2-1B)", "rate": "1e-06", "updates when fresh": "200 to 975"}
     for lag in overall["lags"]:
         low, high = overall["by_lag"][str(lag)]["published"]
-        published[f"lag {lag}"] = f"{low:.2f} .. {high:.2f}"
-    print_rows(console, "responses to the target relative to fresh ones, simulated", [*rows, published])
+        published[f"lag {lag}"] = f"{low:.2f}", f".. {high:.2f}"
+    title = "responses to the target relative to fresh ones, simulated"
+    print_rows(console, title, [*rows, published], wraps=("way", "updates when fresh"))
