@@ -57,7 +57,7 @@ def tables(found: Results) -> dict[str, list[str]]:
     return {
         "defaults": _defaults(found["samples"]["overall"]),
         "mlperf": [sentence(found["mlperf"]), "", *_rows(found["mlperf"]["rows"])],
-        "li2026": [sentence(found["li2026"]), "", *_rows(found["li2026"]["rows"], peer=False), "", *_explained(found)],
+        "li2026": [sentence(found["li2026"]), "", *_rows(found["li2026"]["rows"]), "", *_explained(found)],
         "priors": _priors(found["li2026"]["recommendations"]),
         "updates": _updates(found["li2026"]["readings"]),
         "tiny": [sentence(found["tiny"]), "", *_scores(found["tiny"]["slices"])],
@@ -114,15 +114,18 @@ def _defaults(overall: dict[str, Any]) -> list[str]:
     return [*_head("default form per rule", "measured", "goal"), *(_line(*row) for row in values)]
 
 
-def _rows(rows: list[dict[str, Any]], *, peer: bool = True) -> list[str]:
-    found = _head("held out", "predicted", "measured", "error", "covered", *(["peer"] if peer else []))
+def _rows(rows: list[dict[str, Any]]) -> list[str]:
+    found = _head("held out", "predicted", "measured", "error", "covered", "peer")
     for row in rows:
         interval = f" ({_span(row['interval'])})" if row["interval"] else ""
         measured = _number(row["measured"]) if row["measured"] is not None else _span(row.get("allowed"))
+        own = row["measured_interval"]
+        if own is not None and None not in own:
+            measured += f" ({_span(own)})"
         error = "-" if row["error"] is None else f"{100 * row['error']:+.0f} %"
         covered = {True: "yes", False: "no", None: "-"}[row["covered"]]
         cells = [row["claim"], f"{_number(row['predicted'])}{interval}", measured, error, covered]
-        found.append(_line(*cells, *([_number(row["peer"])] if peer else [])))
+        found.append(_line(*cells, _number(row["peer"])))
     return found
 
 

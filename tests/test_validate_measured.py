@@ -450,5 +450,26 @@ class TestPage:
         named = {k for name in FORECASTS for k in keys(found[name]) if re.fullmatch(r"[a-z_]+", k)}
         assert sorted(named - words) == []
 
+    def test_what_the_page_says_in_words_holds(self, found: dict[str, dict[str, Any]]) -> None:
+        paper = found["li2026"]
+        times = [r for r in paper["rows"] if r["quantity"] == "time_ratio"]
+        assert all(r["covered"] and r["error"] > 0 for r in times)
+        assert paper["overall"]["peer_median_abs_error"] < paper["overall"]["median_abs_error"]
+        assert all(r["star"] < 512 and r["next_run"] == 512 for r in paper["recommendations"])
+        stars = found["tiny"]["stars"]
+        assert all(s["star"] <= s["measured_star"] for s in stars)
+        learning = [r for r in found["tiny"]["rows"] if r["quantity"] == "sample_cost_ratio"]
+        assert all(r["covered"] for r in learning)
+        specified, one, two = (
+            next(r for r in found["mlperf"]["pilots"] if r["pilots"] == name and r["quantity"] == "throughput_ratio")
+            for name in (mlperf.SPECIFIED, "256", "256, 512")
+        )
+        assert not specified["covered"]
+        assert one["covered"]
+        assert two["covered"]
+        assert specified["width"] < one["width"] > two["width"]
+        apart = found["steps"]["overall"]["settings_left_out"]
+        assert apart["peer_median_abs_error"] < apart["median_abs_error"]
+
     def test_the_figure_is_there(self) -> None:
         assert (ROOT / "docs" / "figures" / "pilots.svg").stat().st_size > 10_000

@@ -60,7 +60,7 @@ def sentence(result: dict[str, Any]) -> str:
         f"{overall['bias']:+.3f} over {overall['n']} rows"
     )
     if overall["peer_median_abs_error"] is not None:
-        said += f"; {overall['peer']} {overall['peer_median_abs_error']:.3f}"
+        said += f"; {overall['peer']}: {overall['peer_median_abs_error']:.3f}"
     if overall["coverage"] is not None:
         said += f"; {100 * overall['level']:.0f} % intervals hold {100 * overall['coverage']:.0f} %"
     if "settings_left_out" in overall:

@@ -9,11 +9,12 @@ What decides the range beyond is mostly the prior of the noise scale, so the rec
 
 beside the measured plateau, P = 512 to 1,024. There is no pass mark: a prior that moves the answer is a finding.
 
-Ratios are held against the printed ones at 90 %, and a miss carries its explanation. Printed ratios are rounded, and
-steps are whole updates: an N* that is read when an update ends lies in ((S - 1) B, S B]. At P = 4,096 an update takes
-32,768 responses, so r_N = 1.6 is far less sharp than its digits. The source prints no N*_0; figure 6 shows its curves
-up to 120,000 responses, so the reading is given at that N*_0, half and twice. With n = N*_0/B_0 whole updates of the
-reference and x = B/B_0, every whole S whose S x/n rounds to the printed ratio is possible, and
+Ratios are held against the printed ones at 90 %, and a miss carries its explanation. The peer is the plainest rule:
+nothing changes beyond the pilot, r_N = 1 and its r_q. Printed ratios are rounded, and steps are whole updates: an N*
+that is read when an update ends lies in ((S - 1) B, S B]. At P = 4,096 an update takes 32,768 responses, so r_N = 1.6
+is far less sharp than its digits. The source prints no N*_0; figure 6 shows its curves up to 120,000 responses, so the
+reading is given at that N*_0, half and twice. With n = N*_0/B_0 whole updates of the reference and x = B/B_0, every
+whole S whose S x/n rounds to the printed ratio is possible, and
 
     ((S_min - 1) x/n, S_max x/(n - 1))
 
@@ -50,6 +51,7 @@ GROUP, REFERENCE = 8, 128
 PLATEAU = (512, 1024)
 """Prompts between which the measured times are within 5 % of one another."""
 LEVEL = 0.9
+PEER = "nothing changes beyond the pilot"
 PRIORS = (0.5, 1.0, 2.0)
 OWN = "as is"
 RESPONSES = (60_000, 120_000, 240_000)
@@ -103,14 +105,15 @@ def validate_li2026(
     progress("priors")
     seen = tuple(o for o in plan.learning.observed if o.lr_rule != "fixed")
     without = predict(replace(plan, learning=replace(plan.learning, observed=seen)), level=level, seed=seed)
-    rows = _rows(ds, without, printed, readings)
+    rows = _rows(ds, without, printed, readings, _peer(plan))
     recommendations = [_recommended(OWN, ds, printed)]
     recommendations += [_recommended(_times(f), _forecast(plan, f, level, seed), printed) for f in PRIORS]
     progress("what a pilot buys")
     by_quantity = [(shown, [r for r in rows if r["quantity"] == name]) for name, shown in QUANTITIES.items()]
     return {
         "name": "li2026",
-        "overall": score(rows, level=level) | {"plateau": list(PLATEAU), "star": recommendations[0]["star"]},
+        "overall": score(rows, level=level)
+        | {"peer": PEER, "plateau": list(PLATEAU), "star": recommendations[0]["star"]},
         "slices": [{"slice": shown} | score(part, level=level) for shown, part in by_quantity],
         "rows": rows,
         "skipped": skipped,
@@ -240,8 +243,15 @@ def _readings(ds: xr.Dataset, printed: Printed) -> list[dict[str, Any]]:
     return found
 
 
+def _peer(plan: Plan) -> dict[str, float]:
+    """Ratios if nothing changed beyond the pilot: those of the plan's largest observed batch, r_N at 1."""
+    seen = [o for o in plan.engine.observed if o.throughput_ratio]
+    gain = float(max(seen, key=lambda o: o.prompts).throughput_ratio or 1.0) if seen else 1.0
+    return {"sample_cost_ratio": 1.0, "throughput_ratio": gain, "time_ratio": 1 / gain}
+
+
 def _rows(
-    ds: xr.Dataset, without: xr.Dataset, printed: Printed, readings: list[dict[str, Any]]
+    ds: xr.Dataset, without: xr.Dataset, printed: Printed, readings: list[dict[str, Any]], peer: dict[str, float]
 ) -> list[dict[str, Any]]:
     """Printed ratios beside the forecast, and beside the one `without` the fixed-rate pilot where that explains."""
     nan = math.nan
@@ -256,6 +266,7 @@ def _rows(
             predicted=c["predicted"],
             interval=(c["interval"][0], c["interval"][1]),
             measured=c["measured"],
+            peer=peer.get(c["claim"]),
         )
         other = quantiles(without[c["claim"]].sel(train_batch=c["train_batch"]).values, float(ds.attrs["level"]))
         said = None if row["covered"] else _explanation(c["claim"], prompts, row, readings, (other[0], other[2]))
