@@ -66,7 +66,7 @@ PROPERTIES: dict[str, tuple[str, str]] = {
         "test_time_to_target.py::test_time_falls_to_it_and_rises_from_it",
     ),
     "P8": (
-        "a batch wrong by `k` costs at most `(2 + k + 1/k)/4`, with equality at `a = B_noise`",
+        "a batch wrong by `k` costs at most `(2 + k + 1/k)/4`, with equality at `a = B_noise` alone",
         "test_time_to_target.py::test_penalty_is_bounded",
     ),
     "P8, plateau": (

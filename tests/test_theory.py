@@ -195,6 +195,20 @@ def test_optima_of_the_rules_are_those_of_the_package_searched_for(rule: str, no
     assert total(best) < total(best / 1.001)
 
 
+def test_slopes_of_log_time_change_sign_once_or_never() -> None:
+    """A quadratic with a positive leading and a negative constant coefficient has one positive root, at a minimum."""
+    batch = QUANTITIES["train_batch"].symbol
+    steps = [s.equation for s in derive("optimal_batch").steps]
+    slopes = [e.rhs for e in steps if isinstance(e, sp.Equality) and e.lhs.has(sp.Symbol(r"\log T"))]
+    signs = []
+    for slope in slopes:
+        top, bottom = sp.fraction(slope)
+        assert bottom.is_positive
+        coefficients = sp.Poly(top, batch).all_coeffs()
+        signs.append((len(coefficients), bool(coefficients[0].is_positive), bool(coefficients[-1].is_negative)))
+    assert signs == [(3, True, True), (3, True, True), (2, False, True)]
+
+
 @pytest.mark.parametrize("rule", ["linear", "invariant"])
 def test_where_there_is_no_optimum_time_only_falls(rule: str) -> None:
     assert math.isinf(

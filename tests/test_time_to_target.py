@@ -44,10 +44,13 @@ class TestOptimum:
 
     @given(noise_scale=positive, tau0=positive, tau1=positive, k=st.floats(0.05, 20))
     def test_penalty_is_bounded(self, noise_scale: float, tau0: float, tau1: float, k: float) -> None:
-        # P8, with equality where noise scale and amortisation batch coincide.
+        # P8, with equality where noise scale and amortisation batch coincide and nowhere else.
         best = float(optimal_train_batch(noise_scale=noise_scale, update_time_intercept=tau0, update_time_slope=tau1))
         law = (noise_scale, tau0, tau1)
-        assert tuned_time(k * best, *law) / tuned_time(best, *law) <= float(worst_penalty(k)) * (1 + 1e-9)
+        found = tuned_time(k * best, *law) / tuned_time(best, *law)
+        assert found <= float(worst_penalty(k)) * (1 + 1e-9)
+        if abs(math.log(noise_scale * tau1 / tau0)) > 0.1 and abs(math.log(k)) > 0.1:
+            assert found < float(worst_penalty(k)) * (1 - 1e-7)
         even = (tau0 / tau1, tau0, tau1)
         assert tuned_time(k * even[0], *even) / tuned_time(even[0], *even) == pytest.approx(
             float(worst_penalty(k)), rel=1e-9

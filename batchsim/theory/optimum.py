@@ -44,6 +44,11 @@ def _stationary(rule: str) -> list[sp.Expr]:
     return list(sp.solve(sp.numer(sp.simplify(slope)), v.B))
 
 
+def _log_slope(rule: str) -> sp.Expr:
+    slope = sp.together(sp.simplify(sp.diff(sp.log(_cost(rule) * _per_response()), v.B)))
+    return sp.expand(sp.numer(slope)) / sp.factor(sp.denom(slope))
+
+
 def _positive(solutions: list[sp.Expr]) -> sp.Expr:
     at = {v.tau_0: 200, v.tau_1: sp.Rational(1, 2), v.B_noise: 3000}
     return only([s for s in solutions if s.subs(at).is_positive])
@@ -56,8 +61,8 @@ def optimal_batch() -> Derivation:
     curvature = sp.simplify(sp.diff(total, v.B, 2).subs(v.B, tuned))
     root = _positive(_stationary("sqrt"))
     fixed = _positive(_stationary("fixed"))
-    falling = sp.together(sp.simplify(sp.diff(sp.log(_cost("linear") * _per_response()), v.B)))
-    linear = sp.expand(sp.numer(falling)) / sp.factor(sp.denom(falling))
+    slopes = {rule: _log_slope(rule) for rule in ("sqrt", "fixed", "linear")}
+    log_time = sp.Symbol(r"\log T")
     invariant = sp.simplify(sp.diff(_per_response(), v.B))
 
     even = v.tau_1 * v.B_noise * v.root_ratio**2
@@ -83,12 +88,21 @@ def optimal_batch() -> Derivation:
             ),
             Step(says="Where its slope is zero.", equation=sp.Eq(v.B, tuned)),
             Step(says="Its curvature there, all of whose factors are positive: a minimum.", equation=curvature),
-            Step(says="Under the square-root rule.", equation=sp.Eq(v.B, root)),
-            Step(says="At a fixed rate.", equation=sp.Eq(v.B, fixed)),
+            Step(
+                says="Under the square-root rule the slope of `log T` is negative at small batches, positive at large ones, "
+                "and its numerator, a quadratic, has one positive root: a minimum.",
+                equation=sp.Eq(sp.Derivative(log_time, v.B), slopes["sqrt"]),
+            ),
+            Step(says="The root.", equation=sp.Eq(v.B, root)),
+            Step(
+                says="At a fixed rate, likewise.",
+                equation=sp.Eq(sp.Derivative(log_time, v.B), slopes["fixed"]),
+            ),
+            Step(says="The root.", equation=sp.Eq(v.B, fixed)),
             Step(
                 says="Under the linear rule the slope of `log T` is negative everywhere: there is no best batch but "
                 "the largest that the rate allows.",
-                equation=sp.Eq(sp.Derivative(sp.Symbol(r"\log T"), v.B), linear),
+                equation=sp.Eq(sp.Derivative(log_time, v.B), slopes["linear"]),
             ),
             Step(
                 says="The same where the rule keeps `r_N = 1`.",
