@@ -89,8 +89,8 @@ def optimal_batch() -> Derivation:
             Step(says="Where its slope is zero.", equation=sp.Eq(v.B, tuned)),
             Step(says="Its curvature there, all of whose factors are positive: a minimum.", equation=curvature),
             Step(
-                says="Under the square-root rule the slope of `log T` is negative at small batches, positive at large ones, "
-                "and its numerator, a quadratic, has one positive root: a minimum.",
+                says="Under the square-root rule the slope of `log T` is negative at small batches, positive at large "
+                "ones, and its numerator, a quadratic, has one positive root: a minimum.",
                 equation=sp.Eq(sp.Derivative(log_time, v.B), slopes["sqrt"]),
             ),
             Step(says="The root.", equation=sp.Eq(v.B, root)),
