@@ -137,7 +137,7 @@ def test_results_scale_with_their_dimension(
         return float(function(*positional, **keywords))
 
     before, after = call(arguments), call(scaled)
-    assert after == pytest.approx(before * factor(result, scales), rel=1e-6)
+    assert after == pytest.approx(before * factor(result, scales), rel=1e-11)
 
 
 def test_the_units_of_the_vocabulary_close() -> None:
@@ -324,7 +324,7 @@ def test_every_shipped_form_scales_with_its_dimension(form: str, power: int) -> 
         for n, v in point.items()
     }
     before, after = (float(FORMS[form].shipped(**p)) for p in (point, scaled))
-    assert after == pytest.approx(before * scale(walk_all(name)[result]), rel=1e-6)
+    assert after == pytest.approx(before * scale(walk_all(name)[result]), rel=1e-11)
 
 
 # -- the roofline, which is no single formula ---------------------------------------------------------

@@ -195,7 +195,7 @@ class TestProperties:
         if math.isinf(k):
             assert kappa == pytest.approx((x + n) / (1 + n), rel=1e-9)
 
-    @given(x=factor, y=st.floats(1.01, 4), n=noise, k=shape, c0=positive_fraction)
+    @given(x=any_factor, y=st.floats(1.01, 4), n=noise, k=shape, c0=positive_fraction)
     def test_tuned_needs_more_responses_and_fewer_updates(
         self, x: float, y: float, n: float, k: float, c0: float
     ) -> None:
