@@ -58,6 +58,7 @@ from batchsim.calibrate.observations import (
     Evidence,
     RateLine,
     check_recipes,
+    curve_of_reference,
     observed_batches,
     rate_ceiling,
     run_evidence,
@@ -68,6 +69,7 @@ from batchsim.calibrate.overlay import OverlayFit
 from batchsim.calibrate.responses import ResponsesFit
 from batchsim.calibrate.system import cap_stages, memory_limit, system_stages
 from batchsim.errors import InputError
+from batchsim.learning.curve import Curve
 from batchsim.learning.lr_rule import EXPONENTS, LRRule, rule_name
 from batchsim.learning.noise_scale import NoiseScale
 from batchsim.measure import LEVEL, measure, noise_scales_to_target, same_group
@@ -142,6 +144,8 @@ class Calibration:
         Learning curves, where N* did not tell.
     laws : list of LawFit
         Competing laws on the arms, lowest AIC first; empty without two batches.
+    reference_curve : Curve or None
+        Score of the reference over responses, where it was asked for and identified.
     warnings : list of str
     """
 
@@ -175,6 +179,7 @@ class Calibration:
     responses: ResponsesFit | None = None
     overlay: OverlayFit | None = None
     laws: list[LawFit] = field(default_factory=list)
+    reference_curve: Curve | None = None
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -268,6 +273,7 @@ def calibrate(
     metric: str | None = None,
     lr_rule: LRRule | None = None,
     allow_mixed: bool = False,
+    with_curve: bool = False,
     draws: int = 2000,
     level: float = LEVEL,
     seed: int = 0,
@@ -286,6 +292,8 @@ def calibrate(
         Rule that forecasts will follow: arms off it carry an error of the law of their own. The recipe's if None.
     allow_mixed : bool
         Take pilots whose settings differ beyond batch and learning rate as one recipe, with a warning.
+    with_curve : bool
+        Fit the reference's learning curve, which a batch that grows along the run needs.
     draws : int
     level : float [1]
         Coverage of the noise-scale limits that decide whether it stays open above.
@@ -363,6 +371,7 @@ def calibrate(
         responses=found.responses,
         overlay=found.overlay,
         laws=laws,
+        reference_curve=curve_of_reference(nodes, recipe, metric) if with_curve and metric is not None else None,
         **drawn.parameters,
         seen=seen,
         log_seen=drawn.log_seen,

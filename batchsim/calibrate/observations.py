@@ -25,6 +25,7 @@ from batchsim.calibrate.discrepancy import Seen
 from batchsim.calibrate.overlay import OverlayFit, fit_overlay
 from batchsim.calibrate.responses import RUN_SPREAD, ResponsesFit, fit_responses
 from batchsim.errors import InputError
+from batchsim.learning.curve import Curve, fit_curve
 from batchsim.learning.lr_rule import EXPONENTS, LRRule
 from batchsim.learning.lr_rule import learning_rate_ratio as rate_of_rule
 from batchsim.learning.mechanism import trust_region_ceiling
@@ -89,6 +90,26 @@ def check_recipes(nodes: dict[str, xr.Dataset], *, allow_mixed: bool) -> None:
             f"the pilots are of different recipes: {'; '.join(said)}",
             remedy="leave out the runs of the other recipe, or take them as one with --allow-mixed (allow_mixed=True)",
         )
+
+
+def curve_of_reference(nodes: dict[str, xr.Dataset], recipe: Recipe, metric: str) -> Curve | None:
+    """Score over responses of the runs at the reference's batch and rate, None where no curve is identified."""
+    own = [
+        ds
+        for ds in nodes.values()
+        if ds.attrs["train_batch"] == recipe.train_batch
+        and metric in ds["metric"].values
+        and not abs(ds.attrs.get("learning_rate", math.nan) / (recipe.learning_rate or math.nan) - 1) > RULE_TOLERANCE
+    ]
+    if not own:
+        return None
+    responses = np.concatenate([ds["evaluation_responses"].values for ds in own])
+    score = np.concatenate([ds["score"].sel(metric=metric).values for ds in own])
+    try:
+        fit = fit_curve(responses, score)
+    except InputError:
+        return None
+    return fit.curve if fit.success and fit.identified else None
 
 
 def target_in_sight(nodes: dict[str, xr.Dataset], metric: str | None, target: float | None) -> list[str]:

@@ -21,6 +21,7 @@ import numpy as np
 from batchsim.calibrate import Calibration
 from batchsim.calibrate.discrepancy import Seen
 from batchsim.errors import InputError
+from batchsim.learning.curve import Curve
 from batchsim.learning.noise_scale import NoiseScale
 from batchsim.plan import Plan, plan_from_dict
 from batchsim.specs.recipe import Recipe
@@ -116,6 +117,8 @@ def from_dict(content: Any, *, source: str = "") -> Calibration:
         values["seen"] = tuple(Seen(**o) for o in values["seen"])
         values["noise_scales"] = [NoiseScale(**o) for o in values["noise_scales"]]
         values["step_time"] = None if values["step_time"] is None else StepTimeFit(**values["step_time"])
+        if values["reference_curve"] is not None:
+            values["reference_curve"] = Curve(**values["reference_curve"])
         values["warnings"] = list(values["warnings"])
         plan = dict(content["plan"])
         calibration = Calibration(plan=plan_from_dict(plan.pop("sections"), source=plan.pop("source")), **values)

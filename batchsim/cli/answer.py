@@ -231,6 +231,10 @@ def from_prediction(
         "next_run": attrs["next_run"],
         "decision": _decision(ds),
         "what_if": attrs["what_if"],
+        "regimes": attrs["regimes"],
+        "plateau": attrs["plateau"],
+        "decoupled": attrs["decoupled"],
+        "growth": attrs["growth"],
         "settings": _settings(ds, trainer_of_prediction(ds, trainer), epochs),
         "parameters": {
             name: {"interval": _draw_interval(ds, name), "source": attrs["sources"][name]}
@@ -247,6 +251,26 @@ def from_prediction(
         "seed": attrs["seed"],
         "warnings": attrs["warnings"],
     }
+
+
+TARGET_KEYS = ("target", "batches", "effective_range", "star", "at_least", "critical_train_batch", "critical_gen_batch")
+"""What an answer of several targets repeats for each of them."""
+
+
+def from_target(ds: xr.Dataset) -> dict[str, Any]:
+    """What a forecast of one target among several says.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        From `predict.predict`.
+
+    Returns
+    -------
+    dict
+    """
+    whole = from_prediction(ds)
+    return {key: whole[key] for key in (*TARGET_KEYS, "warnings")}
 
 
 def _decision(ds: xr.Dataset) -> dict[str, Any]:

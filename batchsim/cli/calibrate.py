@@ -79,6 +79,7 @@ def calibrate(
             metric=metric,
             lr_rule=lr_rule,
             allow_mixed=allow_mixed,
+            with_curve=True,
             draws=draws,
             level=level,
             seed=seed,

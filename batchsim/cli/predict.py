@@ -26,7 +26,10 @@ def predict(
     ] = None,
     example: opt.Example = None,
     plan: Annotated[Path | None, typer.Option(help="What else is known, beside logs.")] = None,
-    target: opt.Target = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Validation score to reach, or several, as 0.4,0.5 [default: what the logs state]."),
+    ] = None,
     metric: opt.Metric = None,
     pilot: Annotated[
         str | None, typer.Option(help="Calibrate on these train batches only, as 256,512; the others are held out.")
@@ -37,6 +40,9 @@ def predict(
     ] = None,
     lr_rule: Annotated[str | None, typer.Option(help="fixed, sqrt, linear, tuned or invariant.")] = None,
     allow_mixed: opt.AllowMixed = False,
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="Also ask what a batch that grows along the run would gain.")
+    ] = False,
     gpus: Annotated[float | None, typer.Option(help="GPUs, for GPU-hours.", min=1)] = None,
     price: Annotated[float | None, typer.Option(help="USD per GPU and hour, for the cost.", min=0)] = None,
     level: opt.Level = 0.8,
@@ -64,7 +70,7 @@ def predict(
     prior, and said to be. Exit status 1 means that no batch can be recommended.
     """
     from batchsim.cli import answer, table
-    from batchsim.predict import compare
+    from batchsim.predict import compare, predict_targets
     from batchsim.predict import predict as predict_batches
 
     given = {
@@ -87,22 +93,26 @@ def predict(
         calibration = None
         known, runs = inputs(list(logs or []), example, plan, given)
     pilots, candidates = opt.numbers(pilot, "--pilot"), opt.numbers(batches, "--batches")
+    targets = opt.numbers(target, "--target")
     with opt.stages("predict"):
-        ds = predict_batches(
-            known if calibration is None else calibration,
-            runs=runs,
-            target=target,
-            metric=metric,
-            pilot_batches=pilots,
-            batches=candidates,
-            lr_rule=lr_rule,
-            allow_mixed=allow_mixed,
-            gpus=gpus,
-            price=price,
-            level=level,
-            draws=draws,
-            seed=seed,
-        )
+        options: dict[str, Any] = {
+            "runs": runs,
+            "metric": metric,
+            "pilot_batches": pilots,
+            "batches": candidates,
+            "lr_rule": lr_rule,
+            "allow_mixed": allow_mixed,
+            "schedule": schedule,
+            "gpus": gpus,
+            "price": price,
+            "level": level,
+            "draws": draws,
+            "seed": seed,
+        }
+        source = known if calibration is None else calibration
+        forecasts = predict_targets(source, targets, **options) if targets else [predict_batches(source, **options)]
+    # The last target is shown in full, the others beside it.
+    ds = forecasts[-1]
     published = _published(example, ds.attrs["lr_rule"])
     compared = compare(ds, published)
     if plot is not None:
@@ -111,9 +121,14 @@ def predict(
         _save_stages(known, seed, stages)
     trained = _trained(known, runs, calibration)
     if json:
-        answer.write(answer.from_prediction(ds, compared, **trained))
+        said = answer.from_prediction(ds, compared, **trained)
+        if len(forecasts) > 1:
+            said["targets"] = [answer.from_target(f) for f in forecasts]
+        answer.write(said)
     else:
         table.print_prediction(ds, compared, **trained)
+        if len(forecasts) > 1:
+            table.print_targets_of_prediction(forecasts)
         for written in (plot, stages):
             if written is not None:
                 typer.echo(f"plot written to {written}")

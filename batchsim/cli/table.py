@@ -410,6 +410,7 @@ def _sentences(answer: dict[str, Any]) -> list[str]:
         + "; ".join(f"{name} {span(p['interval'])} ({p['source']})" for name, p in parameters.items())
         + "."
     )
+    said += _alternative_sentences(answer)
     said += _what_if_sentences(answer["what_if"])
     next_run = answer["next_run"]
     if next_run is not None:
@@ -419,6 +420,62 @@ def _sentences(answer: dict[str, Any]) -> list[str]:
         )
     else:
         said.append(answer["decision"]["sentences"][-1])
+    return said
+
+
+def print_targets_of_prediction(forecasts: Sequence[xr.Dataset]) -> None:
+    """Star, range and r_N of it for each of several targets."""
+    from batchsim.cli.answer import from_target
+
+    rows: list[dict[str, Cell]] = []
+    for ds in forecasts:
+        said = from_target(ds)
+        at = next((r for r in said["batches"] if r["train_batch"] == said["star"]), None)
+        chosen = said["effective_range"]
+        rows.append(
+            {
+                "target": f"{said['target']:g}",
+                "star": "-" if said["star"] is None else short(said["star"]),
+                "range": "-" if chosen is None else span(chosen),
+                "r_N at it": ("-", "") if at is None else _with_estimate(at, "sample_cost_ratio"),
+                "T/T0": ("-", "") if at is None else _with_estimate(at, "time_ratio"),
+                "T": ("-", "") if at is None else _time_with_estimate(at, "time_to_target"),
+                "N* up 10 % at": span(said["critical_train_batch"]),
+            }
+        )
+    print_rows(make_console(), "by target", rows)
+
+
+def _alternative_sentences(answer: dict[str, Any]) -> list[str]:
+    """Regimes, the plateau's width, and what lies beyond one constant batch; a line each where there is something."""
+    said = []
+    rows, order = answer["regimes"]["rows"], answer["regimes"]["order"]
+    if rows:
+        between = f"B = {short(rows[1]['from'])} to {short(rows[1]['to'])}: {rows[1]['regime']}"
+        p = answer["regimes"]["p_generation_first"]
+        said.append(
+            f"Regimes: below B = {short(rows[0]['to'])} faster for little; {between}; above, samples for no speed "
+            f"({order}: generation reaches its plateau before N* departs with probability {p:.2f})."
+        )
+    wide = answer["plateau"]
+    if wide is not None:
+        low, high = wide["train_batch"]
+        octaves = f"{wide['octaves']:.1f} octaves{' at least' if wide['at_edge'] else ''}"
+        said.append(f"T is within 5 % of its least from B = {short(low)} to {short(high)}, {octaves}.")
+    best = min(answer["decoupled"], key=lambda r: r["time_ratio"], default=None)
+    if best is not None and best["time_ratio"] < 1:
+        said.append(
+            f"Updates of B = {answer['reference_batch']} with the concurrency of {short(best['train_batch'])} (lag "
+            f"{best['lag']:.1f} updates, staleness x {best['staleness_factor']:.2f}): "
+            f"T/T0 = {best['time_ratio']:.2f} at best."
+        )
+    growth = answer["growth"]
+    if growth is not None:
+        steps = ", ".join(f"{short(s['train_batch'])} from {100 * s['progress']:.0f} %" for s in growth["steps"])
+        said.append(
+            f"A batch that changes (B = {steps} of the way) would take 1/{growth['gain']:.3f} of the time "
+            f"of the best constant one, B = {short(growth['constant_batch'])}."
+        )
     return said
 
 

@@ -33,6 +33,7 @@ from batchsim.errors import InputError
 from batchsim.learning.lr_rule import LRRule, rule_name
 from batchsim.measure import LEVEL, measure, noise_scale_record
 from batchsim.plan import Plan
+from batchsim.predict.alternatives import decoupled, growing_batch, plateau, regimes
 from batchsim.predict.candidates import LARGEST, candidate_batches, trainable
 from batchsim.predict.compare import Measured, compare, matching_arms
 from batchsim.predict.forecast import forecast
@@ -45,7 +46,7 @@ CONTRADICTION = 0.1
 
 Floats = NDArray[np.float64]
 
-__all__ = ["Measured", "choose_pilots", "compare", "matching_arms", "predict"]
+__all__ = ["Measured", "choose_pilots", "compare", "matching_arms", "predict", "predict_targets"]
 
 
 def predict(
@@ -59,6 +60,7 @@ def predict(
     batches: Sequence[float] = (),
     lr_rule: LRRule | None = None,
     allow_mixed: bool = False,
+    schedule: bool = False,
     gpus: float | None = None,
     price: float | None = None,
     level: float = LEVEL,
@@ -87,6 +89,8 @@ def predict(
         The plan's, else the one the measured arms follow, else 'sqrt'.
     allow_mixed : bool
         See `calibrate.calibrate`.
+    schedule : bool
+        Also ask what a batch that grows along the run would gain (`alternatives.growing_batch`).
     gpus : float or None [GPU]
     price : float or None [USD/(GPU*h)]
         For GPU-hours and cost; the plan's own if None.
@@ -101,7 +105,8 @@ def predict(
         Over (draw, train_batch). Attributes: reference_batch, group_size, lr_rule, level, seed, target, metric,
         effective_range, star, next_run, at_least, sources, noise_scale_records, summary, measured (of
         `measure`, or None), calibrated_on, gpus, price, critical_gen_limit, what_if (see
-        `calibrate.what_if.what_if`), ridge_batch (of `calibrate.what_if.ridge_batches`, or None), warnings.
+        `calibrate.what_if.what_if`), regimes, plateau, decoupled, growth (of `alternatives`), ridge_batch (of
+        `calibrate.what_if.ridge_batches`, or None), warnings.
 
     Raises
     ------
@@ -130,6 +135,7 @@ def predict(
             metric=metric,
             lr_rule=lr_rule,
             allow_mixed=allow_mixed,
+            with_curve=schedule,
             draws=draws,
             level=level,
             seed=seed,
@@ -158,6 +164,12 @@ def predict(
     attrs |= {"target": target, "metric": metric, "measured": measured, "gpus": gpus, "price": price}
     attrs["calibrated_on"] = list(calibration.calibrated_on)
     attrs |= _what_if(plan, calibration, attrs, seed)
+    attrs |= {
+        "regimes": regimes(ds, calibration),
+        "plateau": plateau(ds, level=level),
+        "decoupled": decoupled(ds, calibration, level=level),
+        "growth": growing_batch(ds, calibration, rule, attrs["warnings"]) if schedule else None,
+    }
     attrs["warnings"] += too_small + _warnings(
         ds,
         calibration,
@@ -169,6 +181,41 @@ def predict(
     set_attrs(ds)
     ds.attrs = attrs
     return ds
+
+
+def predict_targets(
+    plan_or_runs: Plan | xr.DataTree | Calibration, targets: Sequence[float], **options: Any
+) -> list[xr.Dataset]:
+    """Forecasts of several targets: N* and the noise scale up to it, and so r_N and the choice, depend on the target.
+
+    Parameters
+    ----------
+    plan_or_runs : Plan, xarray.DataTree or Calibration
+    targets : sequence of float [1]
+    **options
+        Of `predict`, without target.
+
+    Returns
+    -------
+    list of xarray.Dataset
+        One forecast per target, targets in increasing order.
+
+    Raises
+    ------
+    InputError
+        Without targets, for several of a plan that states N* or T of one, and as `predict`.
+    """
+    ordered = sorted({float(t) for t in targets})
+    if not ordered:
+        raise InputError("no targets given", remedy="as 0.4,0.5,0.6")
+    plan = plan_or_runs if isinstance(plan_or_runs, Plan) else options.get("plan")
+    stated = plan is not None and (plan.target.responses_to_target or plan.target.time_to_target)
+    if len(ordered) > 1 and stated:
+        raise InputError(
+            f"{len(ordered)} targets, and [target] states N* or T of the reference, which belong to one of them",
+            remedy="drop responses_to_target and time_to_target, or ask for one target",
+        )
+    return [predict(plan_or_runs, target=t, **options) for t in ordered]
 
 
 def _settled(
