@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.errors import InputError
-from batchsim.learning.curve import CENSORING, KINDS, crossing, first_crossing_probability, rising_curve
+from batchsim.learning.curve import (
+    CENSORING,
+    KINDS,
+    crossing,
+    first_crossing_probability,
+    interpolated_crossing,
+    rising_curve,
+)
 
 scores = st.lists(st.one_of(st.floats(-1, 1), st.just(math.nan)), min_size=1, max_size=20)
 
@@ -90,6 +97,14 @@ class TestCrossing:
     @pytest.mark.parametrize("score", [[], [math.nan, math.nan]])
     def test_no_finite_score_no_answer(self, score: list[float]) -> None:
         assert crossing([64.0 * (i + 1) for i in range(len(score))], score, target=0.5) is None
+
+
+class TestInterpolated:
+    def test_on_a_straight_line_between_its_evaluations(self) -> None:
+        used, score = [100, 200, 300, 400], [0.1, np.nan, 0.5, 0.4]
+        for target, wanted in ((0.2, 150.0), (0.5, 300.0), (0.05, 100.0), (0.6, np.inf)):
+            assert interpolated_crossing(used, score, target=target) == pytest.approx(wanted)
+        assert np.isnan(interpolated_crossing([100], [np.nan], target=0.1))
 
 
 class TestSmoothed:

@@ -73,11 +73,12 @@ def settings_of_a_run(draw: st.DrawFn) -> tuple[SoftmaxWorld, Trainer, dict[str,
     ppo = draw(st.booleans())
     world = tiny(correct=draw(st.sampled_from([1, 2])), bound=draw(st.sampled_from([np.inf, np.inf, 0.8])))
     passes, epochs = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
+    importance = draw(st.sampled_from([True, True, False]))
     trainer = Trainer(
         algorithm="ppo" if ppo else "grpo",
-        advantage=draw(st.sampled_from(["group", "mean", "leave_one_out"])),
-        zero_variance=draw(st.sampled_from(["refill", "drop", "keep"])),
-        normalise=draw(st.booleans()),
+        advantage="group" if ppo else draw(st.sampled_from(["group", "mean", "leave_one_out"])),
+        zero_variance="refill" if ppo else draw(st.sampled_from(["refill", "drop", "keep"])),
+        normalise=not ppo or draw(st.booleans()),
         optimizer=draw(st.sampled_from(["adam", "sgd"])),
         beta1=draw(st.sampled_from([0.0, 0.9])),
         beta2=draw(st.sampled_from([0.6, 0.99])),
@@ -85,8 +86,8 @@ def settings_of_a_run(draw: st.DrawFn) -> tuple[SoftmaxWorld, Trainer, dict[str,
         grad_clip=draw(st.sampled_from([np.inf, 0.1])),
         updates_per_rollout=passes * epochs,
         epochs=epochs,
-        clip=draw(st.sampled_from([np.inf, 0.02, 0.2])),
-        importance=draw(st.sampled_from([True, True, False])),
+        clip=draw(st.sampled_from([np.inf, 0.02, 0.2])) if importance else np.inf,
+        importance=importance,
         lag=draw(st.sampled_from(["constant", "uniform"])),
         kl=draw(st.sampled_from([0.0, 0.1])),
     )
@@ -99,7 +100,7 @@ def settings_of_a_run(draw: st.DrawFn) -> tuple[SoftmaxWorld, Trainer, dict[str,
         "prompts": prompts,
         "group_size": group,
         "learning_rate": draw(st.sampled_from([0.03, 0.3])),
-        "critic_learning_rate": draw(st.sampled_from([0.01, 0.2])),
+        **({"critic_learning_rate": draw(st.sampled_from([0.01, 0.2]))} if ppo else {}),
         "staleness": draw(st.sampled_from([0, 0, 1, 3])),
         "responses_max": 9.5 * prompts * group,
         "evaluate_every": 2.5 * prompts * group,
@@ -391,7 +392,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "group": ({"group_size": 5000}, "group_size is 5000"),
     "age": ({"staleness": -1}, "staleness is -1"),
     "rate": ({"learning_rate": 0.0}, "learning_rate is 0; it must be finite and positive"),
-    "critic's rate": ({"critic_learning_rate": math.inf}, "critic_learning_rate is inf"),
+    "critic's rate": ({"critic_learning_rate": math.inf, "trainer": Trainer(algorithm="ppo")}, "critic_learning_rate"),
+    "critic": ({"critic_learning_rate": 0.1}, "critic_learning_rate is 0.1, and GRPO has no critic"),
     "end": ({"responses_max": math.nan}, "responses_max is nan"),
     "evaluations": ({"evaluate_every": -1.0}, "evaluate_every is -1"),
     "halves": ({"halves_until": -1.0}, "halves_until is -1; it must be finite and not negative"),
@@ -419,6 +421,10 @@ TRAINERS: dict[str, tuple[dict[str, Any], str]] = {
     "grad_clip": ({"grad_clip": 0.0}, "grad_clip is 0"),
     "clip": ({"clip": math.nan}, "clip is nan"),
     "epochs": ({"updates_per_rollout": 3, "epochs": 2}, "3 over 2 epochs"),
+    "PPO's groups": ({"algorithm": "ppo", "zero_variance": "drop"}, "zero_variance 'drop' are GRPO's"),
+    "PPO's advantage": ({"algorithm": "ppo", "advantage": "mean"}, "advantage 'mean' and"),
+    "GRPO's normalisation": ({"normalise": False}, "normalise is PPO's"),
+    "no ratio": ({"importance": False, "clip": 0.2}, "clip is 0.2, and without importance"),
     "no epochs": ({"epochs": 0}, "1 over 0 epochs"),
 }
 
@@ -429,7 +435,7 @@ class TestRefusals:
         given, said = REFUSED[name]
         asked: dict[str, Any] = {"prompts": 8, "group_size": 4, "learning_rate": 0.1, "responses_max": 100}
         with pytest.raises(InputError, match=said):
-            train(tiny(), Trainer(), **(asked | given))
+            train(tiny(), **({"trainer": Trainer()} | asked | given))
 
     def test_mini_batches_divide_prompts(self) -> None:
         with pytest.raises(InputError, match="6 prompts do not divide into 4 mini-batches"):

@@ -31,6 +31,7 @@ from batchsim.learning.curve.crossings import (
     Crossing,
     crossing,
     first_crossing_probability,
+    interpolated_crossing,
     rising_curve,
 )
 from batchsim.learning.curve.families import FAMILIES, Curve, responses_at, score_at, slope_at
@@ -76,6 +77,7 @@ __all__ = [
     "fit_curve",
     "fit_families",
     "holdout_error",
+    "interpolated_crossing",
     "local_cost",
     "lr_fraction_along",
     "noise_scale_along",

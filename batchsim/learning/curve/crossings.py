@@ -133,6 +133,30 @@ def crossing(
     )
 
 
+def interpolated_crossing(responses: ArrayLike, score: ArrayLike, *, target: float) -> float:
+    """N* of the first crossing on a straight line between its two evaluations, where scores have no error [responses].
+
+    Parameters
+    ----------
+    responses, score : array_like, (evaluation,) [responses], [1]
+        See `crossing`.
+    target : float [1]
+
+    Returns
+    -------
+    float [responses]
+        That of the first evaluation if it has passed; infinite where none passes, NaN without a finite score.
+    """
+    found = crossing(responses, score, target=target)
+    if found is None:
+        return np.nan
+    if found.index_high is None or found.index_low is None:
+        # Of a left-censored run `low` is 0, which nothing was evaluated at.
+        return found.high
+    low, high = (float(np.asarray(score)[i]) for i in (found.index_low, found.index_high))
+    return float(found.low + (target - low) / (high - low) * (found.high - found.low))
+
+
 def _passes(above: NDArray[np.bool_], kind: str) -> int | None:
     """Position of the first pass, or of the first after which all pass; None if there is none."""
     if kind != "sustained":

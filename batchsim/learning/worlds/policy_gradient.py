@@ -45,7 +45,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax
 
 from batchsim.errors import InputError
-from batchsim.learning.curve.crossings import crossing
+from batchsim.learning.curve.crossings import interpolated_crossing
 from batchsim.learning.worlds import _policy_kernels as kernels
 from batchsim.learning.worlds.softmax import ADVANTAGES, GROUP_MAX, ZERO_VARIANCE, Floats, SoftmaxWorld, check_name
 
@@ -91,7 +91,7 @@ class Trainer:
     updates_per_rollout, epochs : int [1]
         M and E; M is a multiple of E.
     clip : float > 0 [1]
-        Of the ratio; inf never clips.
+        Of the ratio; inf never clips, and without `importance` there is none.
     importance : bool
         Stale responses, and those of later mini-batches, are weighted by the ratio at all.
     lag : {'constant', 'uniform'}
@@ -101,7 +101,7 @@ class Trainer:
     Raises
     ------
     InputError
-        For an unknown name or a value outside its bounds.
+        For an unknown name, a value outside its bounds, or what belongs to the other algorithm.
     """
 
     algorithm: str = "grpo"
@@ -130,15 +130,37 @@ class Trainer:
                 raise InputError(f"{name} is {getattr(self, name):g}, outside [0, 1)", remedy="a decay lies below 1")
         for name in ("epsilon", "kl"):
             if not 0 <= getattr(self, name) < np.inf:
-                raise InputError(f"{name} is {getattr(self, name):g}; it must be finite and not negative")
+                raise InputError(
+                    f"{name} is {getattr(self, name):g}; it must be finite and not negative", remedy="0 is none"
+                )
         for name in ("grad_clip", "clip"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name):g}, and it must be positive", remedy="inf: never")
+        self._check_belongings()
         m, e = self.updates_per_rollout, self.epochs
         if not (1 <= e <= m and m % e == 0):
             raise InputError(
                 f"updates_per_rollout is {m} over {e} epochs: not a whole number per epoch",
                 remedy="make updates_per_rollout a multiple of epochs",
+            )
+
+    def _check_belongings(self) -> None:
+        """Refuse what the algorithm would not look at."""
+        if self.algorithm == "ppo" and (self.advantage, self.zero_variance) != ("group", "refill"):
+            raise InputError(
+                f"advantage '{self.advantage}' and zero_variance '{self.zero_variance}' are GRPO's: PPO compares with "
+                f"its critic and keeps every response",
+                remedy="leave both out, or choose algorithm 'grpo'",
+            )
+        if self.algorithm == "grpo" and not self.normalise:
+            raise InputError(
+                "normalise is PPO's, and GRPO's advantages are relative to their group",
+                remedy="advantage 'mean' does not divide by the deviation",
+            )
+        if not self.importance and np.isfinite(self.clip):
+            raise InputError(
+                f"clip is {self.clip:g}, and without importance there is no ratio to clip",
+                remedy="leave one of them out",
             )
 
 
@@ -207,15 +229,7 @@ class Trained:
 
         By a straight line between evaluations; infinite where no evaluation reaches it, 0 where the first does.
         """
-        used, score = self.evaluations["responses"], self.evaluations["score"]
-        found = crossing(used, score, target=target)
-        if found is None or found.index_high is None:
-            return np.inf
-        if found.index_low is None:
-            return float(used[found.index_high])
-        low, high = found.index_low, found.index_high
-        part = (target - score[low]) / (score[high] - score[low])
-        return float(used[low] + part * (used[high] - used[low]))
+        return interpolated_crossing(self.evaluations["responses"], self.evaluations["score"], target=target)
 
 
 def train(
@@ -246,7 +260,8 @@ def train(
     world : SoftmaxWorld
     trainer : Trainer
     prompts, learning_rate, group_size, critic_learning_rate, staleness : array_like, broadcast to (arm,)
-        P [prompts]; eta [1]; G [responses/prompt] (8; 1 for PPO); the critic's rate [1] (the actor's); age [versions].
+        P [prompts]; eta [1]; G [responses/prompt] (8; 1 for PPO); the critic's rate [1] (the actor's; PPO alone has
+        one); age [versions].
     seeds : int
         Runs of every arm.
     seed : int
@@ -289,6 +304,11 @@ def train(
     ['reached', 'reached']
     """
     ppo = trainer.algorithm == "ppo"
+    if critic_learning_rate is not None and not ppo:
+        raise InputError(
+            f"critic_learning_rate is {critic_learning_rate}, and GRPO has no critic",
+            remedy="leave it out, or train by PPO",
+        )
     arms = _arms(
         trainer,
         prompts=prompts,
@@ -301,10 +321,10 @@ def train(
         halves_until=halves_until,
     )
     if target is not None and not np.isfinite(target):
-        raise InputError(f"target is {target}, not a finite score")
+        raise InputError(f"target is {target}, not a finite score", remedy="None trains to the end")
     for name, count, least in (("seeds", seeds, 1), ("seed", seed, 0), ("threads", threads, 1)):
         if count is not None and count < least:
-            raise InputError(f"{name} is {count}, and it must be at least {least}")
+            raise InputError(f"{name} is {count}, and it must be at least {least}", remedy=f"as {name}={max(least, 1)}")
     if not (0 <= mean_at[0] <= len(world.validation) and mean_at[1] >= 0):
         raise InputError(
             f"mean_at is {mean_at}", remedy=f"give up to {len(world.validation)} prompts, and samples of each"
@@ -413,14 +433,17 @@ def _arms(trainer: Trainer, **given: ArrayLike) -> list[_Arm]:
         v = arrays[name]
         bad = ~((v >= low) & (v <= high) & (v == np.floor(v)))
         if bad.any():
-            raise InputError(f"{name} is {v[bad][0]:g}, not a whole number from {low} to {high:,}")
+            raise InputError(
+                f"{name} is {v[bad][0]:g}, not a whole number from {low} to {high:,}", remedy=f"as {name}={max(low, 2)}"
+            )
     for name in ("learning_rate", "critic_learning_rate", "responses_max", "evaluate_every", "halves_until"):
         v = arrays[name]
         may_be_0 = name == "halves_until"
         bad = ~((v >= 0 if may_be_0 else v > 0) & (v < np.inf))
         if bad.any():
             raise InputError(
-                f"{name} is {v[bad][0]:g}; it must be finite and {'not negative' if may_be_0 else 'positive'}"
+                f"{name} is {v[bad][0]:g}; it must be finite and {'not negative' if may_be_0 else 'positive'}",
+                remedy="give a number " + ("of at least 0" if may_be_0 else "above 0"),
             )
     if trainer.algorithm == "grpo" and (arrays["group_size"] < 2).any():
         raise InputError("group_size is 1, and GRPO compares the responses of a group", remedy="give 2 or more")

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from batchsim.errors import InputError
-from batchsim.learning.curve.crossings import crossing
+from batchsim.learning.curve.crossings import interpolated_crossing
 from batchsim.learning.lr_rule import EXPONENTS, LRRule, learning_rate_ratio, rule_name
 from batchsim.learning.worlds.softmax import Floats
 from batchsim.variables import set_attrs
@@ -185,15 +185,7 @@ def responses_to_target(ds: xr.Dataset, target: float, *, metric: str = METRIC) 
         Infinite where no evaluation reaches it; NaN without an evaluation.
     """
     used, score = ds["evaluation_responses"].values, ds["score"].sel(metric=metric).values
-    found = crossing(used, score, target=target)
-    if found is None:
-        return np.nan
-    if found.index_high is None:
-        return np.inf
-    if found.index_low is None:
-        return float(used[found.index_high])
-    low, high = found.index_low, found.index_high
-    return float(used[low] + (target - score[low]) / (score[high] - score[low]) * (used[high] - used[low]))
+    return interpolated_crossing(used, score, target=target)
 
 
 def run_names(batch: Floats, seeds: int) -> dict[tuple[int, int], str]:

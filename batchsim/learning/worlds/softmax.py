@@ -90,7 +90,10 @@ class SoftmaxWorld:
         for name, (kind, dimensions) in kinds.items():
             value = np.array(getattr(self, name), dtype=kind, order="C")
             if value.ndim != dimensions or not value.size:
-                raise InputError(f"{name} has shape {value.shape}, not {dimensions} dimensions of at least 1")
+                raise InputError(
+                    f"{name} has shape {value.shape}, not {dimensions} dimensions of at least 1",
+                    remedy="see the shapes of SoftmaxWorld",
+                )
             if not np.isfinite(value).all():
                 raise InputError(f"{name} is not finite everywhere", remedy="give finite numbers")
             value.flags.writeable = False
@@ -103,7 +106,10 @@ class SoftmaxWorld:
         }  # fmt: skip
         for name, shape in wanted.items():
             if getattr(self, name).shape != shape:
-                raise InputError(f"{name} has shape {getattr(self, name).shape}, and the features ask for {shape}")
+                raise InputError(
+                    f"{name} has shape {getattr(self, name).shape}, and the features ask for {shape}",
+                    remedy="give one entry per prompt and answer",
+                )
         if not 1 <= self.correct < answers:
             raise InputError(
                 f"correct is {self.correct} of {answers} answers", remedy="at least one correct and one wrong answer"
@@ -124,7 +130,10 @@ class SoftmaxWorld:
     def _at(self, theta: ArrayLike) -> Floats:
         point = np.asarray(theta, dtype=np.float64)
         if point.shape != (self.dim,):
-            raise InputError(f"theta has shape {point.shape}, and the world {self.dim} coordinates")
+            raise InputError(
+                f"theta has shape {point.shape}, and the world {self.dim} coordinates",
+                remedy="give one number per coordinate",
+            )
         if not np.isfinite(point).all():
             raise InputError("theta is not finite everywhere", remedy="a run that diverges has no policy")
         return point
@@ -199,7 +208,7 @@ def softmax_world(
     for name, size in sizes.items():
         least = 0 if name in ("value_dim", "validation") else 1
         if size < least:
-            raise InputError(f"{name} is {size}, and it must be at least {least}")
+            raise InputError(f"{name} is {size}, and it must be at least {least}", remedy=f"as {name}={max(least, 1)}")
     if correct >= answers:
         raise InputError(f"correct is {correct} of {answers} answers", remedy="leave at least one wrong answer")
     if signal is not None and not 1 <= signal <= dim:
@@ -212,10 +221,13 @@ def softmax_world(
             remedy="choose fewer prompts, answers or coordinates",
         )
     if not (0 <= overlap < 1 and 0 < start_score < 1):
-        raise InputError(f"overlap {overlap:g} must lie in [0, 1) and start_score {start_score:g} in (0, 1)")
+        raise InputError(
+            f"overlap {overlap:g} must lie in [0, 1) and start_score {start_score:g} in (0, 1)",
+            remedy="both are shares: the defaults are 0 and 0.28",
+        )
     for name, spread in {"scale_spread": scale_spread, "difficulty": difficulty, "label_noise": label_noise}.items():
         if not 0 <= spread <= 20:
-            raise InputError(f"{name} is {spread:g}, outside 0 to 20")
+            raise InputError(f"{name} is {spread:g}, outside 0 to 20", remedy="a standard deviation, as 0.5")
     rng = np.random.default_rng(seed)
     scale = np.exp(scale_spread * rng.standard_normal(dim))
     scale /= np.sqrt(np.sum(scale**2))
@@ -337,7 +349,7 @@ def true_noise(
     check_name("advantage", advantage, ADVANTAGES)
     check_name("zero_variance", zero_variance, ZERO_VARIANCE)
     if not 2 <= group_size <= GROUP_MAX:
-        raise InputError(f"group_size is {group_size}, outside 2 to {GROUP_MAX}")
+        raise InputError(f"group_size is {group_size}, outside 2 to {GROUP_MAX}", remedy="as group_size=8")
     features = np.asarray(world.features, dtype=np.float64)
     probability, slope = _policy(features, world.offset, world._at(theta), world.bound)
     features = features * slope[:, :, None]
@@ -396,7 +408,10 @@ def true_value_noise(
     """
     weights = np.asarray(omega, dtype=np.float64)
     if weights.shape != world.value_start.shape or not np.isfinite(weights).all():
-        raise InputError(f"omega must be finite, of shape {world.value_start.shape}; its shape is {weights.shape}")
+        raise InputError(
+            f"omega must be finite, of shape {world.value_start.shape}; its shape is {weights.shape}",
+            remedy="as world.value_start",
+        )
     features = np.asarray(world.features, dtype=np.float64)
     probability, slope = _policy(features, world.offset, world._at(theta), world.bound)
     features = features * slope[:, :, None]
