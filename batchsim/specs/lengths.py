@@ -126,7 +126,11 @@ class Lengths:
 
     @property
     def context_in_flight(self) -> float | None:
-        """Mean context of a response in flight: its prompt and half of its response [tokens]."""
+        """Mean context of a response in flight [tokens]: its prompt and half of its response, as for equal lengths.
+
+        Where lengths spread and slots are refilled at once it is larger, since long responses are in flight for longer
+        (`theory.system.kv_capacity`).
+        """
         mean = self.response_mean
         if mean is None and self.response_sample:
             mean = math.fsum(self.response_sample) / len(self.response_sample)
