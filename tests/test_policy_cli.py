@@ -416,6 +416,7 @@ def test_bad_input_of_the_quadratics_runs(
 def test_options_of_runs_without_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     message = run(capsys, *BOWL[:-2], "--rate", "0.1", status=2)
     assert "--rate say how runs are made, and none are asked for; add --seeds 4, or --out" in message
+    assert "--step-seconds say how runs are made" in run(capsys, *BOWL[:-2], "--step-seconds", "5", status=2)
 
 
 def test_batches_out_of_reach_are_left_out_and_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,8 +70,10 @@ def quadratic(
     evaluate_every: Annotated[
         float | None, typer.Option(help="Responses between evaluations of a run [every update].")
     ] = None,
-    step_seconds: Annotated[float, typer.Option(help="Seconds of an update, whatever its size (runs).")] = 10,
-    response_seconds: Annotated[float, typer.Option(help="And per response (runs).")] = 0.05,
+    step_seconds: Annotated[
+        float | None, typer.Option(help="Seconds of an update of a run, whatever its size [default: 10].")
+    ] = None,
+    response_seconds: Annotated[float | None, typer.Option(help="And per response [default: 0.05].")] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Write the runs; batchsim measure and predict read them.", metavar="FILE.nc"),
@@ -96,11 +98,22 @@ def quadratic(
     wanted = RUNS if seeds is None and out is not None else seeds
     _check_runs(
         wanted,
-        {"--rate": rate, "--lr-rule": lr_rule, "--responses-max": responses_max, "--evaluate-every": evaluate_every},
+        {
+            "--rate": rate,
+            "--lr-rule": lr_rule,
+            "--responses-max": responses_max,
+            "--evaluate-every": evaluate_every,
+            "--step-seconds": step_seconds,
+            "--response-seconds": response_seconds,
+        },
     )
     from batchsim.cli import answer
     from batchsim.cli.simulate import bar
     from batchsim.learning.worlds import Optimizer, power_law, scaling_curve
+    from batchsim.learning.worlds.simulated import STEP_TIME_INTERCEPT, STEP_TIME_SLOPE
+
+    intercept = STEP_TIME_INTERCEPT if step_seconds is None else step_seconds
+    slope = STEP_TIME_SLOPE if response_seconds is None else response_seconds
 
     if not 0 < target < 1:
         raise InputError(f"--target {target:g} is outside (0, 1)", remedy="give a share of the loss at the start")
@@ -128,8 +141,8 @@ def quadratic(
             lr_rule=lr_rule,
             responses_max=responses_max,
             evaluate_every=evaluate_every,
-            step_time_intercept=step_seconds,
-            step_time_slope=response_seconds,
+            step_time_intercept=intercept,
+            step_time_slope=slope,
             target=1 - target,
             seeds=wanted,
             seed=seed,
@@ -146,8 +159,8 @@ def quadratic(
         result["simulated"] = {
             "target": 1 - target,
             "seeds": wanted,
-            "step_time_intercept": step_seconds,
-            "step_time_slope": response_seconds,
+            "step_time_intercept": intercept,
+            "step_time_slope": slope,
             "batches": rows,
             "soonest": shown.soonest(rows),
             "out": None if out is None else str(out),
