@@ -110,8 +110,8 @@ def kv_capacity() -> Derivation:
             ),
             Step(
                 says="Where lengths differ, long responses are in flight for longer. Averages are over responses. "
-                "`Lengths` takes the mean context of equal lengths, the least there can be at a mean: what then fits is "
-                "an upper bound.",
+                "`Lengths` takes the mean context of equal lengths, the least there can be at a mean: what then fits "
+                "is an upper bound.",
                 equation=sp.Eq(v.context, unequal),
             ),
         ),
