@@ -223,6 +223,31 @@ def test_findings_of_one_small_world(monkeypatch: pytest.MonkeyPatch) -> None:
     json.dumps(result, allow_nan=False)
 
 
+def test_every_finding_of_a_small_world_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = softmax_world(dim=256, prompts=256, validation=0, label_noise=0.4, start_score=0.28, seed=1)
+    monkeypatch.setattr(findings, "draw_grpo", lambda number: (small, 0.4))
+    monkeypatch.setattr(findings, "PROMPTS", 4 * 4 ** np.arange(7))
+    monkeypatch.setattr(findings, "SEEDS", 1)
+    monkeypatch.setattr(findings, "PPO_BATCHES", 64 * 4 ** np.arange(3))
+    monkeypatch.setattr(findings, "CRITIC_RATES", (1.0, 0.03))
+    monkeypatch.setattr(findings, "softmax_world", lambda **asked: softmax_world(**(asked | {"dim": 64})))
+    found = {row["claim"]: row for row in findings.grpo_rows(0) + findings.ppo_rows(0)}
+    assert [claim for claim, row in found.items() if row["measured"] is None] == []
+    ratio = found["norms' batch over curves' batch"]["measured"]
+    names = ("batch where norms are half noise", "batch where curves depart (r_N = 1.10)")
+    halves, curves = (found[name]["measured"] for name in names)
+    assert ratio == pytest.approx(halves / curves)
+    assert ratio > 1
+    slopes = [
+        found[f"PPO, critic at {share} of the actor's rate: slope of the critic's norm"] for share in ("1", "0.03")
+    ]
+    assert slopes[0]["measured"] < slopes[1]["measured"] - 0.1
+    scales = [
+        found[f"PPO, critic at 0.03 of the actor's rate: noise scale of the {who}"] for who in ("actor", "critic")
+    ]
+    assert scales[0]["measured"] > 1.2 * scales[1]["measured"]
+
+
 # -- what breaks --------------------------------------------------------------------------------------
 
 
