@@ -265,7 +265,7 @@ def check_criterion(
     ...
     AssertionError: r_N = 1.6 and r_q = 1.3 give T/T_0 = 1.231, but T/T_0 = 0.95: 22.8 % less (tolerance 1e-07 %)...
     """
-    tolerance = _tolerance(tolerance)
+    tolerance = _tolerance(tolerance, sample_cost_ratio, throughput_ratio, time)
     named = {"sample_cost_ratio": sample_cost_ratio, "throughput_ratio": throughput_ratio, "time": time}
     values = {name: np.atleast_1d(_numbers(name, value)) for name, value in named.items()}
     _same_length(values)
@@ -407,7 +407,7 @@ def check_sublinear(batches: ArrayLike, times: ArrayLike, *, tolerance: float = 
     ...
     AssertionError: 2 times the batch (512 to 1024) takes 2.2 times as long (50 to 110): throughput falls from...
     """
-    tolerance = _tolerance(tolerance)
+    tolerance = _tolerance(tolerance, batches, times)
     b, t = _over_batches(batches, times, least=2)
     log_speed = np.log(b) - np.log(t)
     fall = np.exp(log_speed - np.maximum.accumulate(log_speed))
@@ -452,7 +452,7 @@ def check_unimodal(batches: ArrayLike, times: ArrayLike, *, tolerance: float = R
     ...
     AssertionError: time rises from 0.74 (batch 4096) to 0.81 (8192) and falls to 0.72 (16384): a bump of 9.46 % ...
     """
-    tolerance = _tolerance(tolerance)
+    tolerance = _tolerance(tolerance, batches, times)
     b, t = _over_batches(batches, times, least=3, endless=True)
     left = np.minimum.accumulate(t)
     right = np.minimum.accumulate(t[::-1])[::-1]
@@ -504,11 +504,13 @@ def _numbers(name: str, value: Any, *, positive: bool = True, endless: bool = Fa
     return numbers
 
 
-def _tolerance(value: Any) -> float:
+def _tolerance(value: Any, *numbers: Any) -> float:
+    """The tolerance, or what rounding to the numbers' own type makes if that is more."""
     number = _numbers("tolerance", value, positive=False)
     if number.ndim or number < 0:
         raise InputError(f"tolerance is {value}, and it must be one number that is not negative")
-    return float(number)
+    types = [v.dtype for v in numbers if isinstance(getattr(v, "dtype", None), np.dtype) and v.dtype.kind == "f"]
+    return max(float(number), *(4 * float(np.finfo(t).eps) for t in types), 0.0)
 
 
 def _same_length(values: Mapping[str, Floats]) -> None:

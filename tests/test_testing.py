@@ -249,6 +249,16 @@ class TestUnimodal:
         check_unimodal([1, 2, 4], [1.0, 1.0, 1.0])
 
 
+@given(n=positive, q=positive)
+def test_numbers_in_single_precision_are_not_refused_for_their_rounding(n: float, q: float) -> None:
+    single = [np.array([1.0, v], dtype=np.float32) for v in (n, q, np.float32(n) / np.float32(q))]
+    check_criterion(*single)
+    batches = np.array([1, 3, 7, 10], dtype=np.float32)
+    check_sublinear(batches, batches * np.float32(q))
+    with pytest.raises(AssertionError):
+        check_criterion(single[0], single[1], single[2] * np.float32(1.00001))
+
+
 @pytest.mark.parametrize("tolerance", [0.01, 0.03, 0.05, 0.07, 0.1, 0.3])
 def test_numbers_at_the_tolerance_itself_are_within_it(tolerance: float) -> None:
     """Both ways: what the message calls 5 % passes at 5 %, and what it calls more does not."""
