@@ -160,10 +160,10 @@ def _sample(
 def _advantages(good: int, draws: int, kind: int) -> tuple[float, float]:
     """Advantage of a correct and of a wrong response in a group."""
     mean = good / draws
-    if kind == 0:
+    if kind == GROUP:
         spread = math.sqrt(good * (draws - good) / (draws * (draws - 1.0)))
         return (1.0 - mean) / spread, -mean / spread
-    scale = 1.0 if kind == 1 else draws / (draws - 1.0)
+    scale = 1.0 if kind == MEAN else draws / (draws - 1.0)
     return (1.0 - mean) * scale, -mean * scale
 
 
