@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from batchsim.cli.validation_measured import sentence
+from batchsim.cli.validation_measured import sentence, signed
 from batchsim.validate.measured import QUANTITIES
 
 PAGE = Path(__file__).with_name("validation.md")
@@ -172,7 +172,7 @@ def _scores(parts: list[dict[str, Any]]) -> list[str]:
                 part["slice"],
                 str(part["n"]),
                 f"{part['median_abs_error']:.3f}",
-                f"{part['bias']:+.3f}",
+                signed(part["bias"]),
                 _share(part["coverage"]),
                 _share(part["half_width"]),
                 "-" if part["peer_median_abs_error"] is None else f"{part['peer_median_abs_error']:.3f}",

@@ -57,7 +57,7 @@ def sentence(result: dict[str, Any]) -> str:
     goal = f" (goal: at most {overall['goal']:g})" if "goal" in overall else ""
     said = (
         f"{WHAT[result['name']]}: median |log error| {overall['median_abs_error']:.3f}{goal}, bias "
-        f"{overall['bias']:+.3f} over {overall['n']} rows"
+        f"{signed(overall['bias'])} over {overall['n']} rows"
     )
     if overall["peer_median_abs_error"] is not None:
         said += f"; {overall['peer']}: {overall['peer_median_abs_error']:.3f}"
@@ -69,9 +69,23 @@ def sentence(result: dict[str, Any]) -> str:
     if "stars" in overall:
         said += (
             f"; {overall['stars_equal']} of {overall['stars']} stars as measured, {overall['stars_within']} within 5 % "
-            f"of the least time, median regret {100 * overall['median_regret']:.0f} %"
+            f"of the least time, median regret {_percent(overall['median_regret'])}"
         )
     return f"{said}."
+
+
+def signed(value: float) -> str:
+    """A bias with its sign, which rounding to zero takes away.
+
+    Parameters
+    ----------
+    value : float [1]
+
+    Returns
+    -------
+    str
+    """
+    return "0" if abs(value) < 5e-4 else f"{value:+.3f}"
 
 
 def _score_cells(part: dict[str, Any]) -> dict[str, Cell]:
@@ -79,7 +93,7 @@ def _score_cells(part: dict[str, Any]) -> dict[str, Cell]:
         "of": part["slice"],
         "n": str(part["n"]),
         "median |log error|": short(part["median_abs_error"]),
-        "bias": "-" if part["bias"] is None else f"{part['bias']:+.3f}",
+        "bias": "-" if part["bias"] is None else signed(part["bias"]),
         "covered": _percent(part["coverage"]),
         "half-width": _percent(part["half_width"]),
         "peer": short(part["peer_median_abs_error"]),

@@ -85,6 +85,7 @@ def validate_tiny(
             stars.append(_star(ds, rule, target))
     progress("what a pilot buys")
     times = [r for r in rows if r["quantity"] == "time_ratio"]
+    regrets = [s["regret"] for s in stars if s["regret"] is not None]
     parts = [
         (f"{rule} rule, {shown}", [r for r in rows if (r["rule"], r["quantity"]) == (rule, name)])
         for rule in SWEEPS
@@ -98,7 +99,7 @@ def validate_tiny(
             "stars": len(stars),
             "stars_equal": sum(s["star"] == s["measured_star"] for s in stars),
             "stars_within": sum(s["regret"] is not None and s["regret"] <= WITHIN - 1 for s in stars),
-            "median_regret": float(np.median([s["regret"] for s in stars if s["regret"] is not None])),
+            "median_regret": float(np.median(regrets)) if regrets else None,
         },
         "slices": [{"slice": name} | score(part, level=level) for name, part in parts],
         "rows": rows,
