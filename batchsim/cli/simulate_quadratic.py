@@ -313,6 +313,10 @@ def draw(ds: xr.Dataset, ax: Axes, rows: Sequence[dict[str, Any]] = ()) -> None:
     batch, updates = ds["train_batch"].values, ds["updates_to_target"].values
     reached = np.isfinite(updates)
     ax.set(xscale="log", yscale="log", xlabel="train batch B (responses)", ylabel="updates to the target")
+    if batch.max() < 100 * batch.min():
+        # Over less than two decades the minor ticks are labelled too, and overlap.
+        ax.set_xticks(batch, [f"{b:,.0f}" if b >= 10 else f"{b:g}" for b in batch])
+        ax.set_xticks([], minor=True)
     if not reached.any():
         ax.set_title("no batch reaches the target", loc="left", fontsize="medium")
         return
