@@ -223,6 +223,21 @@ def test_forecasts_go_on_from_what_was_measured(tmp_path: Path, miss: float) -> 
     assert quantiles(moved, "sample_cost_ratio", 512)[1] == pytest.approx(measured[512], rel=0.02)
 
 
+def test_a_policy_that_learns_is_reproduced_and_covered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The world of docs/evidence.md, whose law nobody wrote down: pilots at 64 and 256, held out at 1,024."""
+    file = str(tmp_path / "runs.nc")
+    assert run(capsys, *f"simulate grpo --prompts 8,32,128 --seeds 3 --out {file}".split())[0] == 0
+    _, out = run(capsys, "predict", file, "--pilot", "64,256", "--json")
+    fitted, held_out = (r for r in json.loads(out)["compared"] if r["claim"] == "sample_cost_ratio")
+    assert (fitted["train_batch"], held_out["train_batch"]) == (256, 1024)
+    assert not fitted["held_out"]
+    assert fitted["predicted"] == pytest.approx(fitted["measured"], rel=0.01)
+    assert fitted["covered"]
+    assert held_out["held_out"]
+    assert held_out["covered"]
+    assert abs(held_out["error"]) < 0.2
+
+
 def test_tiny_accuracy_of_today(tiny: xr.Dataset) -> None:
     held_out = [r for r in compare(tiny) if r["held_out"] and r["claim"] == "sample_cost_ratio"]
     assert sum(r["covered"] for r in held_out) >= 4
@@ -651,7 +666,7 @@ def test_no_star_where_every_candidate_diverges(capsys: pytest.CaptureFixture[st
 def test_no_star_where_no_batch_is_probably_near_the_best(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = sys.modules["batchsim.recommend"]
+    module = sys.modules["batchsim.recommend.next_run"]
     monkeypatch.setattr(module, "effective_range", lambda _: None)
     monkeypatch.setattr(module, "star", lambda _: None)
     status, out = run(capsys, "predict", "--example", "li2026-grpo")

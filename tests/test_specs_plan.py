@@ -89,7 +89,9 @@ def learnings(draw: st.DrawFn) -> Learning:
     for key in ("kl_per_update", "kl_max"):  # one needs the other
         free[key] = st.just(None) if limited is None else st.floats(1e-6, 1)
     seen = fields(ObservedSampleCost) | {"updates_ratio": interval(0.1, 10)}
-    free["observed"] = st.lists(st.builds(ObservedSampleCost, **seen), max_size=3).map(tuple)
+    free["observed"] = st.lists(
+        st.builds(ObservedSampleCost, **seen), max_size=3, unique_by=lambda o: (o.prompts, o.lr_rule)
+    ).map(tuple)
     return draw(st.builds(Learning, **free))
 
 

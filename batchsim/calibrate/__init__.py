@@ -246,8 +246,18 @@ class Calibration:
             parts.append(f"{self.effective_draws:.0f} effective draws of {PRIOR_DRAWS}: read with care")
         return "; ".join(p for p in parts if p)
 
-    def summary(self) -> str:
-        """Every parameter with its central 80 % interval and where it comes from, and the fits behind them."""
+    def summary(self, *, profiles: bool = True) -> str:
+        """Every parameter with its central 80 % interval and where it comes from, and the fits behind them.
+
+        Parameters
+        ----------
+        profiles : bool
+            With limits of N* by profile likelihood, which take some tenths of a second.
+
+        Returns
+        -------
+        str
+        """
         lines = [f"{'parameter':<22} {'median':>10} {'10 %':>10} {'90 %':>10}  source"]
         for name in LEARNING:
             low, mid, high = np.quantile(getattr(self, name), [0.1, 0.5, 0.9], method="nearest")
@@ -259,7 +269,10 @@ class Calibration:
                 continue
             low, mid, high = np.quantile(np.atleast_1d(value), [0.1, 0.5, 0.9], method="nearest")
             lines.append(f"{name:<22} {mid:>10.4g} {low:>10.4g} {high:>10.4g}  {self.sources['step_time']}")
-        lines += [f.summary() for f in (self.responses, self.overlay) if f is not None]
+        if self.responses is not None:
+            lines.append(self.responses.summary(profiles=profiles))
+        if self.overlay is not None:
+            lines.append(self.overlay.summary())
         if self.responses is not None or self.overlay is not None:
             lines.append(table(self.laws))
         return "\n".join([*lines, self.message])

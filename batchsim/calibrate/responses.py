@@ -144,13 +144,13 @@ class ResponsesFit:
                 break
         return float((inner + outer) / 2)
 
-    def summary(self, *, level: float = 0.8) -> str:
-        """The fit as text, with limits by profile likelihood."""
-        limits = self.intervals(level=level)
+    def summary(self, *, level: float = 0.8, profiles: bool = True) -> str:
+        """The fit as text, with limits by profile likelihood unless these are not asked for (they take a while)."""
+        limits = self.intervals(level=level) if profiles else {}
         lines = [f"N* of {self.runs} runs: log-likelihood {self.log_likelihood:.2f}, aic {self.aic:.2f}"]
         for name, value in self.params.items():
-            low, high = limits[name]
-            lines.append(f"  {name:<28} {value:>10.4f} +- {self.stderr[name]:<8.2g} ({low:.4f} to {high:.4f})")
+            shown = "" if name not in limits else f" ({limits[name][0]:.4f} to {limits[name][1]:.4f})"
+            lines.append(f"  {name:<28} {value:>10.4f} +- {self.stderr[name]:<8.2g}{shown}".rstrip())
         return "\n".join([*lines, *([f"  {self.message}"] if self.message else [])])
 
 

@@ -100,7 +100,8 @@ def measure_noise_scale(nodes: dict[str, xr.Dataset], *, level: float, window: s
             start = 1.5 * max(batches)
             # A run reaches as far as its last evaluation, also where its last step logs no norm.
             stop = min(
-                float(max(ds["responses"].max(), *ds["evaluation_responses"].values, 0)) for ds in normed.values()
+                max(float(ds["responses"].values.max()), *ds["evaluation_responses"].values.tolist(), 0.0)
+                for ds in normed.values()
             )
             shared = [_between(ds, start, stop) for ds in normed.values()]
             common = f"responses {start:.0f} to {stop:.0f} of every run"

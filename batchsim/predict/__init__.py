@@ -362,7 +362,7 @@ def _attributes(
         "critical_gen_limit": critical_gen_limit(calibration),
         "sources": calibration.sources,
         "noise_scale_records": [noise_scale_record(e) for e in calibration.noise_scales],
-        "summary": calibration.summary(),
+        "summary": calibration.summary(profiles=False),
         "warnings": list(calibration.warnings),
     }
 
