@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchsim.calibrate import calibrate as calibrate
     from batchsim.errors import InputError as InputError
+    from batchsim.examples import example_path as example_path
     from batchsim.learning.sample_cost import sample_cost_ratio as sample_cost_ratio
     from batchsim.logs import read_logs as read_logs
     from batchsim.measure import measure as measure
@@ -31,6 +32,7 @@ _HOME = {
     "InputError": "batchsim.errors",
     "Plan": "batchsim.plan",
     "calibrate": "batchsim.calibrate",
+    "example_path": "batchsim.examples",
     "measure": "batchsim.measure",
     "plot_time_to_target": "batchsim.plot",
     "predict": "batchsim.predict",

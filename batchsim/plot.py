@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import ArrayLike
 
 from batchsim.errors import InputError
 from batchsim.predict import matching_arms
@@ -39,6 +40,20 @@ def _axes(ax: Axes | None) -> Axes:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(6.4, 4.2), layout="constrained").subplots()
+
+
+def batch_axis(ax: Axes, batches: ArrayLike) -> None:
+    """Give the x axis a log-2 scale with the batches themselves as ticks.
+
+    Parameters
+    ----------
+    ax : matplotlib.axes.Axes
+    batches : array_like, (batch,) [responses]
+    """
+    ticks = np.asarray(batches, dtype=np.float64)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(ticks, [f"{b:g}" for b in ticks])
+    ax.minorticks_off()
 
 
 def plot_time_to_target(
@@ -82,9 +97,7 @@ def plot_time_to_target(
     _draw_measured(ax, [p for p in points if p[0] in fitted], "measured, calibrated on", filled=False)
     _draw_measured(ax, [p for p in points if p[0] not in fitted], "measured, held out", filled=True)
     ax.axhline(1.0, color="0.6", lw=0.8, ls=":")
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(batches, [f"{b:g}" for b in batches])
-    ax.minorticks_off()
+    batch_axis(ax, batches)
     ax.set_ylim(0, top)
     ax.set_xlabel(f"train batch B (responses per update); rule '{ds.attrs['lr_rule']}'")
     ax.set_ylabel(f"time to target relative to B = {ds.attrs['reference_batch']:g}")

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from test_measure import invented, sweep
 
 from batchsim.plan import plan_from_dict
-from batchsim.plot import plot_time_to_target
+from batchsim.plot import batch_axis, plot_time_to_target
 from batchsim.predict import matching_arms, predict
 
 RECIPE = {"prompts": 32, "group_size": 8, "learning_rate": 1e-6, "lr_rule": "sqrt"}
@@ -192,3 +192,11 @@ def test_the_plot_can_be_saved_without_pyplot(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_axis_of_batches() -> None:
+    ax = fresh()
+    batch_axis(ax, [128, 256, 16384])
+    assert ax.get_xscale() == "log"
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["128", "256", "16384"]
+    assert ax.xaxis.get_ticklocs(minor=True).size == 0

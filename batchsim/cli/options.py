@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchsim.errors import InputError
+from batchsim.examples import example_path as example_path
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -52,27 +53,6 @@ Column = Annotated[
 AllowMixed = Annotated[
     bool, typer.Option("--allow-mixed", help="Take pilots whose recipes differ beyond batch and rate as one.")
 ]
-
-EXAMPLES = "data/examples"
-
-
-def example_path(name: str) -> Path:
-    """Path of an example that ships with the package.
-
-    Raises
-    ------
-    InputError
-        For a name that is not an example.
-    """
-    from importlib.resources import files
-
-    from batchsim.errors import nearest
-
-    folder = Path(str(files("batchsim").joinpath(EXAMPLES)))
-    known = {p.stem if p.suffix == ".toml" else p.name: p for p in sorted(folder.iterdir()) if p.suffix != ".md"}
-    if name not in known:
-        raise InputError(f"no example '{name}'", remedy=nearest(name, known))
-    return known[name]
 
 
 def column_map(pairs: list[str] | None) -> dict[str, str] | None:
