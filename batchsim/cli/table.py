@@ -36,10 +36,10 @@ def make_console() -> Console:
 
 
 def short(value: float | None, digits: int = 3) -> str:
-    """A number in few digits, whole where it is large; a dash for what is unknown."""
+    """A number in few digits, whole where it is large, with an exponent from 1e15; a dash for what is unknown."""
     if value is None or math.isnan(value):
         return "-"
-    if abs(value) >= 10 ** (digits - 1):
+    if 10 ** (digits - 1) <= abs(value) < 1e15:
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
 
