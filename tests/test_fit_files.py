@@ -19,7 +19,9 @@ from batchsim.calibrate.laws import compare_laws, table
 from batchsim.calibrate.store import from_dict, load_fit, save_fit, to_dict
 from batchsim.cli import main
 from batchsim.errors import InputError
+from batchsim.examples import example_path
 from batchsim.learning.sample_cost import sample_cost_ratio
+from batchsim.logs import read_logs
 from batchsim.plan import Plan, plan_from_dict, read_plan
 from batchsim.predict import predict
 
@@ -111,6 +113,11 @@ class TestResults:
         assert c.aic is None
         given = calibrate(None, plan(learning={"lr_fraction": 0.2}), draws=500)
         assert "lr_fraction" not in given.unmoved
+
+    def test_norms_narrow_the_noise_scale_beyond_its_prior(self) -> None:
+        c = calibrate(read_logs(example_path("verl-sweep")), Plan(), target=0.55, draws=200)
+        assert "noise_scale" not in c.unmoved
+        assert c.message.startswith("pilots narrow noise_scale")
 
 
 class TestFiles:

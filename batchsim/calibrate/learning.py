@@ -150,6 +150,8 @@ def draw_learning(
     }
     warnings += _unidentified_learning(sources, recipe)
     parameters = {name: value[picks] for name, value in prior.items()}
+    # Norms are data too: what they narrow is not as wide as the prior.
+    before = prior | {"noise_scale": _draw_noise_scale(given, [], np.random.default_rng(0))}
     return Drawn(
         parameters=parameters,
         log_level=None if log_level is None else log_level[picks],
@@ -157,7 +159,7 @@ def draw_learning(
         law_spread=law_spread,
         effective=effective,
         sources=sources,
-        unmoved=tuple(n for n, v in parameters.items() if _share_left(prior[n], v) > UNMOVED),
+        unmoved=tuple(n for n, v in parameters.items() if _share_left(before[n], v) > UNMOVED),
     )
 
 
