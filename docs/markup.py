@@ -1,0 +1,127 @@
+"""What the pages and docstrings need on their way into Sphinx: they are written to be read as plain text and on GitHub.
+
+- Formulas become MathML, by the converter that ships with docutils: nothing is fetched and no script runs.
+- `Authors YEAR, arXiv:ID`, and links to `references.md#key`, become citations of `references.bib`.
+- Links that leave docs/ (`../CONTRIBUTING.md`, sources, tables) lead to the page's copy or offer the file.
+- Docstrings hold formulas such as N* and |G|^2 in plain text: what reStructuredText would take for markup is escaped,
+  and what is indented keeps its shape.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import MathError, latex2mathml
+from pybtex.database import parse_file
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+LOGGER = logging.getLogger(__name__)
+DOCS = Path(__file__).parent
+KEY_OF_EPRINT = {
+    entry.fields["eprint"]: key
+    for key, entry in parse_file(DOCS / "references.bib").entries.items()
+    if "eprint" in entry.fields
+}
+COPIED = {"../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "changelog.md"}
+_AUTHORS = r"[A-Z]+(?:,? (?:and|&) [A-Z][\w'-]+| et al\.)?"
+_NAMED_EPRINT = re.compile(rf"(?:{_AUTHORS} \d{{4}}[a-z]?,\s+|\b)arXiv:(\d{{4}}\.\d{{4,5}})")
+_CITED = re.compile(r"\[[^\]]+\]\(references\.md#([\w-]+)\)")
+_CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.M | re.S)
+_SECTION = re.compile(r"^-{3,}$")
+_WORD = re.compile(r"``[^`]+``|`[^`]+`|^ *\* |^\.\. (?=\[\d+\] )|[|*]|_(?!\w)")
+
+
+def visit_math(translator: Any, node: nodes.math) -> None:
+    """Inline formula."""
+    translator.body.append(mathml(node))
+    raise nodes.SkipNode
+
+
+def visit_math_block(translator: Any, node: nodes.math_block) -> None:
+    """Formula on a line of its own; wide ones scroll."""
+    translator.body.append(f'<div class="math">{mathml(node, as_block=True)}</div>\n')
+    raise nodes.SkipNode
+
+
+def mathml(node: nodes.Element, *, as_block: bool = False) -> str:
+    """MathML of a formula; what the converter does not know is a warning, and so an error of the build.
+
+    Parameters
+    ----------
+    node : docutils.nodes.math or math_block
+    as_block : bool
+
+    Returns
+    -------
+    str
+    """
+    try:
+        return str(latex2mathml.tex2mathml(node.astext(), as_block=as_block))
+    except MathError as error:
+        LOGGER.warning("no MathML for %r: %s", node.astext(), error, location=node)
+        return f"<code>{node.astext()}</code>"
+
+
+def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Citations, and links that leave docs/, outside of code."""
+    if app.env.doc2path(docname).suffix != ".md":
+        return
+    parts = _CODE.split(source[0])
+    parts[::2] = [_links(_citations(part, docname)) for part in parts[::2]]
+    source[0] = "".join(parts)
+
+
+def _citations(text: str, docname: str) -> str:
+    def cited(match: re.Match[str]) -> str:
+        if (key := KEY_OF_EPRINT.get(match[1])) is None:
+            LOGGER.warning("references.bib lacks arXiv:%s", match[1], location=docname)
+            return match[0]
+        return f"{{cite:t}}`{key}`"
+
+    text = _NAMED_EPRINT.sub(cited, _CITED.sub(r"{cite:t}`\1`", text))
+    return text.replace("<!-- bibliography -->", "```{bibliography}\n:all:\n```")
+
+
+def _links(text: str) -> str:
+    for outside, page in COPIED.items():
+        text = text.replace(f"]({outside})", f"]({page})")
+    return text
+
+
+def read_docstring(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Docstring in plain text to reStructuredText, before the sections of NumPy's style are read."""
+    out: list[str] = []
+    prose, literal = True, False
+    for number, line in enumerate(lines):
+        following = lines[number + 1] if number + 1 < len(lines) else ""
+        if _SECTION.match(following) and line.strip():
+            prose, literal = line.strip() in {"Notes", "References"}, False
+            if line.strip() == "References":
+                prose = False
+        indented = line.startswith("    ")
+        if prose and indented and not literal and (number == 0 or not lines[number - 1].strip()):
+            out += ["::", ""]
+            literal = True
+        elif line.strip() and not indented:
+            literal = False
+        out.append(line if literal or line.lstrip().startswith(">>>") else _WORD.sub(_escaped, line))
+    lines[:] = out
+
+
+def _escaped(match: re.Match[str]) -> str:
+    if match[0] == ".. ":
+        return "* "
+    return match[0] if len(match[0]) > 1 else "\\" + match[0]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register all of it."""
+    app.setup_extension("sphinx.ext.autodoc")
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
+    app.connect("source-read", read_page)
+    app.connect("autodoc-process-docstring", read_docstring, priority=400)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
