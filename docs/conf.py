@@ -56,7 +56,7 @@ nb_execution_timeout = 120
 nb_merge_streams = True
 
 bibtex_bibfiles = ["references.bib"]
-bibtex_default_style = "unsrt"
+bibtex_default_style = "alpha"
 bibtex_reference_style = "author_year"
 
 autodoc_member_order = "bysource"

@@ -2,7 +2,7 @@
 
 - Formulas become MathML, by the converter that ships with docutils: nothing is fetched and no script runs.
 - `Authors YEAR, arXiv:ID`, and links to `references.md#key`, become citations of `references.bib`.
-- Links that leave docs/ (`../CONTRIBUTING.md`, sources, tables) lead to the page's copy or offer the file.
+- A link to `../CONTRIBUTING.md` leads to its copy, and the text of links to pages loses its `.md`.
 - Docstrings hold formulas such as N* and |G|^2 in plain text: what reStructuredText would take for markup is escaped,
   and what is indented keeps its shape.
 """
@@ -27,8 +27,11 @@ KEY_OF_EPRINT = {
     if "eprint" in entry.fields
 }
 COPIED = {"../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "changelog.md"}
-_AUTHORS = r"[A-Z]+(?:,? (?:and|&) [A-Z][\w'-]+| et al\.)?"
-_NAMED_EPRINT = re.compile(rf"(?:{_AUTHORS} \d{{4}}[a-z]?,\s+|\b)arXiv:(\d{{4}}\.\d{{4,5}})")
+_NAME = r"[A-Z][\w'-]+"
+_WORK = rf"{_NAME}(?:, {_NAME})*(?:,? (?:and|&) {_NAME})?(?: et al\.)? \d{{4}}"
+_EPRINT = r"arXiv:(\d{4}\.\d{4,5})"
+_NAMED_EPRINT = re.compile(rf"{_WORK}\s+\({_EPRINT}\)|(?:{_WORK},\s+)?\b{_EPRINT}")
+_PAGE_NAME = re.compile(r"\[(\w+)\.md\](?=\(\1\.md)")
 _CITED = re.compile(r"\[[^\]]+\]\(references\.md#([\w-]+)\)")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.M | re.S)
 _SECTION = re.compile(r"^-{3,}$")
@@ -77,8 +80,9 @@ def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
 
 def _citations(text: str, docname: str) -> str:
     def cited(match: re.Match[str]) -> str:
-        if (key := KEY_OF_EPRINT.get(match[1])) is None:
-            LOGGER.warning("references.bib lacks arXiv:%s", match[1], location=docname)
+        eprint = match[1] or match[2]
+        if (key := KEY_OF_EPRINT.get(eprint)) is None:
+            LOGGER.warning("references.bib lacks arXiv:%s", eprint, location=docname)
             return match[0]
         return f"{{cite:t}}`{key}`"
 
@@ -89,7 +93,7 @@ def _citations(text: str, docname: str) -> str:
 def _links(text: str) -> str:
     for outside, page in COPIED.items():
         text = text.replace(f"]({outside})", f"]({page})")
-    return text
+    return _PAGE_NAME.sub(r"[\1]", text)
 
 
 def read_docstring(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
