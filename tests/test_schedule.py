@@ -157,14 +157,29 @@ class TestBest:
         assert float(still["schedule_gain"]) == pytest.approx(1, abs=1e-9)
         assert np.ptp(np.log(still["train_batch"].values)) < 1e-5
 
-    @given(batch=st.floats(32, 1e5), cut=st.floats(1e4, 1.9e5), other=st.floats(32, 1e5))
+    def test_a_plateau_keeps_the_batch_below_it(self) -> None:
+        """Where the affine law gives way to the plateau, a larger batch has nothing left to gain."""
+        setting: dict[str, Any] = {"progress_to_target": 1e5, "reference_batch": 256.0, "noise_scale": 1e5, **MLPERF}
+        free = float(best_schedule(**setting)["constant_batch"])
+        # 247/B + .71 meets 1 at B = 852.
+        held = best_schedule(throughput_max=1.0, **setting)
+        assert free > 2000
+        assert float(held["constant_batch"]) == pytest.approx(247 / (1 - 0.71), rel=1e-6)
+
+    @given(
+        batch=st.floats(32, 1e5),
+        cut=st.floats(1e4, 1.9e5),
+        other=st.floats(32, 1e5),
+        most=st.sampled_from([math.inf, 1.2, 0.5]),
+    )
     @settings(max_examples=25)
-    def test_no_schedule_is_faster(self, batch: float, cut: float, other: float) -> None:
+    def test_no_schedule_is_faster(self, batch: float, cut: float, other: float, most: float) -> None:
         setting: dict[str, Any] = {
             "reference_batch": 256.0,
             "noise_scale": growing,
             "lr_fraction": 0.3,
             "lr_rule": "sqrt",
+            "throughput_max": most,
             **MLPERF,
         }
         best = best_schedule(progress_to_target=2e5, batch_range=(16, 2e5), **setting)

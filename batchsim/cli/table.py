@@ -471,11 +471,13 @@ def _alternative_sentences(answer: dict[str, Any]) -> list[str]:
         )
     growth = answer["growth"]
     if growth is not None:
-        steps = ", ".join(f"{short(s['train_batch'])} from {100 * s['progress']:.0f} %" for s in growth["steps"])
-        said.append(
-            f"A batch that changes (B = {steps} of the way) would take 1/{growth['gain']:.3f} of the time "
-            f"of the best constant one, B = {short(growth['constant_batch'])}."
-        )
+        constant = f"B = {short(growth['constant_batch'])} throughout"
+        saved = 100 * (1 - 1 / growth["gain"])
+        if len(growth["steps"]) == 1 or saved < 0.05:
+            said.append(f"No schedule of these batches is faster than {constant}, by the fitted law.")
+        else:
+            steps = ", ".join(f"{short(s['train_batch'])} from {100 * s['progress']:.0f} %" for s in growth["steps"])
+            said.append(f"A batch that changes (B = {steps} of the way) saves {saved:.1f} % of the time of {constant}.")
     return said
 
 

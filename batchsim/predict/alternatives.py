@@ -227,6 +227,7 @@ def growing_batch(ds: xr.Dataset, calibration: Calibration, rule: LRRule, warnin
             noise_scale=noise,
             update_time_intercept=float(np.median(stages["gen_time_intercept"])) / scale,
             update_time_slope=float(np.median(stages["gen_time_slope"])),
+            throughput_max=float(np.median(stages["gen_throughput_max"])),
             lr_fraction=middle["lr_fraction"],
             candidates=ds["train_batch"].values.tolist(),
             snr_shape=shape,

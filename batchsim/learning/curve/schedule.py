@@ -139,6 +139,7 @@ def along_schedule(
     noise_scale: Along,
     update_time_intercept: float,
     update_time_slope: float,
+    throughput_max: float = np.inf,
     lr_fraction: Along = 0.0,
     **law: Any,
 ) -> xr.Dataset:
@@ -158,6 +159,8 @@ def along_schedule(
         tau_0.
     update_time_slope : float [s/response]
         tau_1.
+    throughput_max : float [responses/s]
+        Plateau: no response takes less than its inverse.
     **law
         Of `sample_cost.sample_cost_ratio`: snr_shape, lr_rule, ...
 
@@ -183,6 +186,9 @@ def along_schedule(
     def cost_per_update(v: Floats) -> Floats:
         return cost(v) / along(batch, v)
 
+    def cost_in_seconds(v: Floats) -> Floats:
+        return cost(v) * np.maximum(update_time_intercept / along(batch, v) + update_time_slope, 1 / throughput_max)
+
     breaks = batch.starts if isinstance(batch, Steps) else ()
     responses = responses_used(u, cost=cost, breaks=breaks)
     updates = responses_used(u, cost=cost_per_update, breaks=breaks)
@@ -194,7 +200,7 @@ def along_schedule(
                 **{name: ("progress", values.copy()) for name, values in here.items()},
                 "updates": ("progress", updates),
                 "responses": ("progress", responses),
-                "elapsed": ("progress", update_time_intercept * updates + update_time_slope * responses),
+                "elapsed": ("progress", responses_used(u, cost=cost_in_seconds, breaks=breaks)),
             },
             coords={"progress": u},
         )
@@ -208,6 +214,7 @@ def best_schedule(
     noise_scale: Along,
     update_time_intercept: float,
     update_time_slope: float,
+    throughput_max: float = np.inf,
     lr_fraction: Along = 0.0,
     batch_range: tuple[float, float] | None = None,
     candidates: Sequence[float] | None = None,
@@ -219,7 +226,7 @@ def best_schedule(
     ----------
     progress_to_target : float [responses]
         u*, the reference recipe's N*.
-    reference_batch, noise_scale, update_time_intercept, update_time_slope, lr_fraction, **law
+    reference_batch, noise_scale, update_time_intercept, update_time_slope, throughput_max, lr_fraction, **law
         See `along_schedule`. With a price of an update in responses as intercept and 1 as slope the answer is
         McCandlish's adaptive batch, and "time" is that price paid.
     batch_range : (float, float) or None [responses]
@@ -262,7 +269,7 @@ def best_schedule(
         )
 
     def time_at(u: Floats, batch: Floats) -> Floats:
-        return cost_at(u, batch) * (update_time_intercept / batch + update_time_slope)
+        return cost_at(u, batch) * np.maximum(update_time_intercept / batch + update_time_slope, 1 / throughput_max)
 
     def pointwise(u: Floats) -> Floats:
         return _minimise(lambda b: time_at(u, b), low, high, u.size, candidates)
