@@ -36,8 +36,8 @@ app = typer.Typer(
     name="batchsim",
     help="Which batch size reaches an RL target soonest, before the sweep.\n\n"
     "A larger batch is faster exactly when its throughput gain r_q exceeds its sample cost r_N. "
-    "`measure` states both from logs, `predict` forecasts them from one or two pilots or a plan, `calibrate` keeps what these say; "
-    "`explain` shows how a log is understood; `validate` states how wrong all this is.",
+    "`measure` states both from logs, `predict` forecasts them from one or two pilots or a plan, "
+    "`calibrate` keeps what these say; `explain` shows how a log is understood; `validate` states how wrong all this is.",
     epilog="Start with: batchsim predict --example li2026-grpo",
     no_args_is_help=True,
     add_completion=False,

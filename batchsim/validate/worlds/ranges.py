@@ -10,7 +10,8 @@ Four rows test the law where its assumptions hold and where they do not:
 
 Worlds are validated on their own training prompts, so that memory of single prompts counts as progress: with others,
 what is learned of single prompts shrinks the share of an update that moves the score, differently at each batch, and no
-forecast here is held against that. The smallest batches have four and eight prompts, so that a critical batch lies within reach.
+forecast here is held against that. The smallest batches have four and eight prompts, so that a critical batch lies
+within reach.
 """
 
 from __future__ import annotations
