@@ -162,11 +162,22 @@ class TestGiven:
             "engine": {"gen_time_intercept": 100.0, "gen_time_slope": 0.5},
             "gpu": {"count": 1, "memory": "80 GB"},
             "model": {"weight_bytes": "16 GB", "kv_bytes_per_token": "1 MB"},
-            "lengths": {"response_mean": 2000},
+            "lengths": {"response_mean": 2000, "distribution": "fixed"},
         }
         c = calibrate(None, plan(**system), draws=50)
         assert c.memory_limit == (56, "KV memory")
         assert float(c.stages["gen_throughput_max"]) == pytest.approx(56 / (100 + 0.5 * 56))
+
+    def test_memory_holds_fewer_responses_of_unequal_length(self) -> None:
+        """Long responses are in flight for longer: <L^2>/<L>^2 is exp(.49) times at a spread of .7."""
+        system: dict[str, dict[str, Any]] = {
+            "engine": {"gen_time_intercept": 100.0, "gen_time_slope": 0.5},
+            "gpu": {"count": 1, "memory": "80 GB"},
+            "model": {"weight_bytes": "16 GB", "kv_bytes_per_token": "1 MB"},
+            "lengths": {"response_mean": 2000, "response_spread": 0.7},
+        }
+        c = calibrate(None, plan(**system), draws=50)
+        assert c.memory_limit == (math.floor(56 / math.exp(0.49)), "KV memory")
 
     def test_observed_throughput_ratios_come_back(self) -> None:
         c = calibrate(None, plan(engine={"observed": [{"prompts": 128, "throughput_ratio": 1.31}]}), draws=4000)

@@ -22,6 +22,7 @@ from batchsim.system.rollout import (
     response_law,
     truncated_mean,
 )
+from batchsim.system.rollout.lengths import draw_responses, steady_context
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -146,6 +147,28 @@ class TestKept:
     def test_refusals(self, name: str, value: float) -> None:
         with pytest.raises(InputError, match=name):
             kept_share(8, **{name: value})
+
+
+class TestSteadyContext:
+    @pytest.mark.parametrize(
+        "lengths",
+        [
+            Lengths(prompt_mean=300, response_mean=2000, response_spread=0.7),
+            Lengths(prompt_mean=300, response_mean=2000, response_spread=0.9, max_tokens=4096),
+            Lengths(response_p50=1000, response_p90=4000, max_tokens=8192),
+            Lengths(prompt_mean=10, response_sample=(10, 30, 500), distribution="empirical"),
+        ],
+    )
+    def test_weighs_lengths_by_their_time(self, lengths: Lengths) -> None:
+        drawn, _ = draw_responses(lengths, groups=200_000, group_size=1, rng=rng())
+        weighed = (lengths.prompt_mean or 0) + np.mean(drawn.astype(float) ** 2) / (2 * drawn.mean())
+        assert steady_context(lengths) == pytest.approx(weighed, rel=0.01)
+
+    def test_equal_lengths_have_the_plain_mean(self) -> None:
+        for spread in (Lengths(response_mean=900, response_spread=0), Lengths(response_mean=900, distribution="fixed")):
+            assert steady_context(spread) == pytest.approx(450)
+        assert steady_context(Lengths(response_mean=900, max_tokens=900)) == 450
+        assert steady_context(Lengths()) is None
 
 
 class TestSpec:

@@ -22,8 +22,10 @@ from batchsim import theory
 from batchsim.learning import lr_rule, sample_cost
 from batchsim.learning.noise_scale import group_signal
 from batchsim.specs.gpus import find_gpu
+from batchsim.specs.lengths import Lengths
 from batchsim.specs.models import find_model
 from batchsim.system import pipeline
+from batchsim.system.rollout.lengths import steady_context
 from batchsim.system.roofline import deploy, ridge
 from batchsim.theory import DERIVATIONS, QUANTITIES, Derivation, derive
 from batchsim.time_to_target import optimal_train_batch
@@ -333,7 +335,7 @@ def test_the_ridge_of_a_model_is_the_derived_one() -> None:
 
 
 def test_long_responses_are_in_flight_for_longer() -> None:
-    """Slots refilled at once, counted step by step: the package's own mean context is that of equal lengths."""
+    """Slots refilled at once, counted step by step; what memory holds is asked for that context."""
     rng = np.random.default_rng(0)
     lengths = np.exp(0.7 * rng.standard_normal(60_000)).clip(0.02, 50) * 400
     lengths = np.ceil(lengths)
@@ -348,6 +350,8 @@ def test_long_responses_are_in_flight_for_longer() -> None:
     )
     # A token more or less at the end of a step is half a token on average.
     assert tokens / steps == pytest.approx(float(stated) + 0.5, rel=1e-9)
+    sample = Lengths(prompt_mean=prompt, response_sample=tuple(lengths.astype(int).tolist()), distribution="empirical")
+    assert steady_context(sample) == pytest.approx(float(stated), rel=1e-12)
     equal = derive("kv_capacity").evaluate("context_equal", prompt_tokens=prompt, response_tokens=float(lengths.mean()))
     assert float(stated) > 1.3 * float(equal)
 

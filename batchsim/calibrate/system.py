@@ -21,6 +21,7 @@ from batchsim.specs.models import find_model
 from batchsim.specs.recipe import Recipe
 from batchsim.system.memory import concurrency_max
 from batchsim.system.pipeline import capped_throughput
+from batchsim.system.rollout.lengths import steady_context
 from batchsim.system.step_time import StepTimeFit, draw_law, fit_means, fit_step_time
 
 RELATIVE_REFERENCE_ERROR = 1e-3
@@ -102,11 +103,19 @@ def _fit_system(nodes: dict[str, xr.Dataset], plan: Plan, recipe: Recipe) -> tup
     rows: dict[float, tuple[float, float]] = {} if in_seconds else {r0: (r0, RELATIVE_REFERENCE_ERROR * r0)}
     for o in observed:
         r = float(o.prompts * recipe.group_size)
-        if r in rows and (in_seconds or r != r0 or o.throughput_ratio != 1):
+        own = r == r0 and not in_seconds
+        if own and o.throughput_ratio not in (1, None):
             raise InputError(
-                f"[[engine.observed]] states {o.prompts} prompts twice, or a ratio other than 1 for the reference",
+                f"[[engine.observed]] states a throughput ratio of {o.throughput_ratio:g} for {o.prompts} prompts, and "
+                "the reference's own is 1",
                 where=plan.source or "plan",
-                remedy="state every batch once; the reference's ratio is 1 by definition",
+                remedy="drop the entry, or name the prompts of the other pilot",
+            )
+        if r in rows and not own:
+            raise InputError(
+                f"[[engine.observed]] states {o.prompts} prompts twice",
+                where=plan.source or "plan",
+                remedy="state every batch once, with the mean of what was measured",
             )
         # Relative times have the reference at one response per unit of time.
         value = o.step_seconds if in_seconds else r / o.throughput_ratio if o.throughput_ratio else None
@@ -140,7 +149,7 @@ def memory_limit(plan: Plan, recipe: Recipe, warnings: list[str]) -> tuple[float
         memory_share=engine.memory_share,
         weight_bytes=weights,
         kv_bytes_per_token=per_token,
-        context_length=plan.lengths.context_in_flight,
+        context_length=steady_context(plan.lengths),
     )
     return concurrency * engine.kept_share / recipe.gen_ratio, limit
 

@@ -128,8 +128,7 @@ class Lengths:
     def context_in_flight(self) -> float | None:
         """Mean context of a response in flight [tokens]: its prompt and half of its response, as for equal lengths.
 
-        Where lengths spread and slots are refilled at once it is larger, since long responses are in flight for longer
-        (`theory.system.kv_capacity`).
+        Where lengths spread and slots are refilled at once it is larger (`system.rollout.lengths.steady_context`).
         """
         mean = self.response_mean
         if mean is None and self.response_sample:

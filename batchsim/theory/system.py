@@ -109,9 +109,7 @@ def kv_capacity() -> Derivation:
                 equation=sp.Eq(v.context, equal),
             ),
             Step(
-                says="Where lengths differ, long responses are in flight for longer. Averages are over responses. "
-                "`Lengths` takes the mean context of equal lengths, the least there can be at a mean: what then fits "
-                "is an upper bound.",
+                says="Where lengths differ, long responses are in flight for longer. Averages are over responses.",
                 equation=sp.Eq(v.context, unequal),
             ),
         ),
@@ -120,7 +118,7 @@ def kv_capacity() -> Derivation:
             "context_equal": sp.Eq(v.context, equal),
             "context_unequal": sp.Eq(v.context, unequal),
         },
-        ships=("system.memory:concurrency_max", "specs.lengths:Lengths"),
+        ships=("system.memory:concurrency_max", "specs.lengths:Lengths", "system.rollout.lengths:steady_context"),
         sources=("Kwon et al. 2023, arXiv:2309.06180, for the paged cache",),
     )
 

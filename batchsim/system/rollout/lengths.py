@@ -7,7 +7,10 @@ log standard deviation s, the mean of what is seen is that of min(X, M):
 
 and m follows from a stated mean, which is one of cut lengths. With percentiles instead of s, both are fitted by least
 squares in the logarithm, and the largest error says how far from lognormal the numbers are. Responses to one prompt
-resemble each other: a share of the log variance lies between prompts.
+resemble each other: a share of the log variance lies between prompts. Long responses are in flight for longer, so that
+the mean context in flight asks for the second moment too:
+
+    E min(X, M)^2 = exp(2m + 2 s^2) Phi((ln M - m - 2 s^2)/s) + M^2 Phi((m - ln M)/s)
 
 Rewards: the pass rate p of a prompt is Beta distributed with mean a/(a+b) and concentration a+b. A group is dropped
 if its G rewards are all equal, which has the probability
@@ -188,6 +191,52 @@ def response_law(lengths: Lengths) -> Lognormal:
     if lengths.response_mean is None:
         raise InputError("lengths state no response_mean", remedy="state it, or percentiles, or a sample")
     return lognormal_of_mean(lengths.response_mean, lengths.response_spread, max_tokens=limit)
+
+
+def steady_context(lengths: Lengths) -> float | None:
+    """Mean context of a response in flight where slots are refilled at once [tokens].
+
+    A response of length L is in flight for L steps, in which it has written L/2 in the mean, so that long ones count
+    more: prompt + <L^2>/(2 <L>), which is prompt + L/2 where all lengths are equal (`theory.system.kv_capacity`).
+
+    Parameters
+    ----------
+    lengths : Lengths
+
+    Returns
+    -------
+    float or None
+        None where no response length is stated.
+
+    Examples
+    --------
+    >>> round(steady_context(Lengths(prompt_mean=200, response_mean=2000, response_spread=0.7)))
+    1832
+    >>> round(steady_context(Lengths(prompt_mean=200, response_mean=2000, distribution="fixed")))
+    1200
+    """
+    prompt = lengths.prompt_mean or 0.0
+    sample = lengths.response_sample
+    if sample:
+        return prompt + math.fsum(n * n for n in sample) / (2 * math.fsum(sample))
+    percentiles = (lengths.response_p50, lengths.response_p90, lengths.response_p99)
+    if lengths.response_mean is None and all(p is None for p in percentiles):
+        return None
+    if lengths.distribution == "fixed" or lengths.response_mean == lengths.max_tokens:
+        return lengths.context_in_flight
+    from scipy.special import ndtr
+
+    limit = math.inf if lengths.max_tokens is None else float(lengths.max_tokens)
+    law = response_law(lengths)
+    m, s = law.log_mean, law.log_deviation
+    mean = truncated_mean(law, limit)
+    if s == 0:
+        return prompt + mean / 2
+    square = math.exp(2 * m + 2 * s * s)
+    if limit < math.inf:
+        high = math.log(limit)
+        square = square * ndtr((high - m - 2 * s * s) / s) + limit**2 * ndtr((m - high) / s)
+    return prompt + float(square) / (2 * mean)
 
 
 def draw_responses(
