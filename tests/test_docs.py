@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def test_the_readme_holds_exactly_two_set_up_commands() -> None:
 
 def test_every_link_leads_to_a_file() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        for target in re.findall(r"\]\(([^)#:]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
@@ -96,3 +97,20 @@ def test_every_key_of_an_answer_is_documented(capsys: pytest.CaptureFixture[str]
     words = set(re.findall(r"\w+", text))
     rules = {"sqrt", "fixed", "linear", "user", "tuned", "invariant"}
     assert sorted(set(keys(answer)) - words - rules) == []
+
+
+@pytest.mark.parametrize("name", ["nomenclature", "accuracy"])
+def test_a_page_that_a_script_writes_is_current(name: str) -> None:
+    script = runpy.run_path(str(ROOT / "docs" / f"{name}_page.py"))
+    # `python docs/NAME_page.py` rewrites it.
+    assert script["page"]() == (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_what_is_cited_is_in_the_bibliography() -> None:
+    text = (ROOT / "docs" / "references.bib").read_text(encoding="utf-8")
+    keys_of = set(re.findall(r"^@\w+\{(\w+),$", text, re.M))
+    eprints = set(re.findall(r"eprint = \{([\d.]+)\}", text))
+    for page in (ROOT / "docs").glob("*.md"):
+        source = page.read_text(encoding="utf-8")
+        assert set(re.findall(r"references\.md#(\w+)", source)) - {"key"} <= keys_of, page.name
+        assert set(re.findall(r"arXiv:(\d{4}\.\d{4,5})", source)) <= eprints, page.name
