@@ -30,7 +30,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinxcontrib.bibtex",
 ]
-if (ROOT / "paper_figures").is_dir():
+if list((ROOT / "paper_figures").glob("GALLERY_HEADER.*")):
     extensions.append("sphinx_gallery.gen_gallery")
 else:
     (HERE / "gallery").mkdir(exist_ok=True)

@@ -40,9 +40,11 @@ INSTEAD = [
     (r"\bplan\.toml --stages", "docs/pipeline_plan.toml --stages", "a plan with model, GPUs and lengths in it"),
     (r"^batchsim (measure|predict|calibrate|validate|init|simulate quadratic|simulate rollout)$",
      r"batchsim \1 --help", "the name of a verb, in prose"),
-    (r"^batchsim validate (\S+)$", r"batchsim validate \1 --help",
-     "claims take up to minutes each, and tests of their own compare every page with them (test_validate_*.py, "
-     "test_serving.py, test_training.py, test_decisions.py); here their names must be known"),
+    (r"^batchsim validate (serving|training)$", r"batchsim validate \1 --help",
+     "half a minute and more of fits with rows left out; tests/test_serving.py and test_training.py run them"),
+    (r"^batchsim validate (findings|decisions)$", r"batchsim validate \1 --worlds 1", "minutes with all its worlds"),
+    (r"^batchsim validate (forecast|breaking|staleness)$", r"batchsim validate \1 --help",
+     "18 to 100 s with one world of each kind; tests/test_validate_worlds.py runs smaller ones"),
 ]  # fmt: skip
 
 # Blocks of Python that are not executed here, by page: how many at the end of the page, and why.
