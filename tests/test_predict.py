@@ -29,7 +29,7 @@ from batchsim.errors import InputError
 from batchsim.logs import read_logs
 from batchsim.measure import measure
 from batchsim.plan import Plan, plan_from_dict, read_plan
-from batchsim.predict import compare, matching_arms, predict
+from batchsim.predict import choose_pilots, compare, matching_arms, predict
 from batchsim.recommend import recommend
 from batchsim.time_to_target import effective_range, star
 from batchsim.variables import VARIABLES
@@ -486,6 +486,14 @@ def test_next_run_is_not_one_that_was_measured(tiny_runs: xr.DataTree, example: 
     assert proposed is None or proposed["train_batch"] not in (64, 128, 256, 512, 1024, 2048, 4096)
     assert example.attrs["next_run"]["train_batch"] in example["train_batch"].values
     assert 0 < example.attrs["next_run"]["gain"] < 1
+
+
+def test_next_run_may_be_one_that_was_held_out(tmp_path: Path) -> None:
+    runs = invented(tmp_path, *sweep())
+    held_out = predict(runs, target=0.5, pilot_batches=(128, 256), batches=(128, 256, 512))
+    alone = predict(choose_pilots(runs, (128, 256)), target=0.5, batches=(128, 256, 512))
+    assert held_out.attrs["next_run"] == alone.attrs["next_run"]
+    assert held_out.attrs["next_run"]["train_batch"] == 512
 
 
 # -- absolute answers -------------------------------------------------------------------------------

@@ -156,8 +156,8 @@ def predict(
         if runs is not None
         else None
     )
-    known = _measured_candidates(measured, candidates) if measured is not None else None
-    answer = recommend(ds["time_ratio"].values, measured=known)
+    # Another run of a batch that the model has read is no news; one that was held out would be.
+    answer = recommend(ds["time_ratio"].values, measured=np.isin(candidates, calibration.calibrated_on))
     attrs = _attributes(ds, calibration, answer, rule, level=level, seed=seed)
     if measured is not None:
         target, metric = measured.attrs["target"], measured.attrs["metric"]
@@ -318,11 +318,6 @@ def _budget(plan: Plan, gpus: float | None, price: float | None) -> tuple[float 
 
 def _train_batches(runs: xr.DataTree | None) -> list[float]:
     return sorted({float(node.attrs["train_batch"]) for node in runs.children.values()}) if runs is not None else []
-
-
-def _measured_candidates(measured: xr.DataTree, candidates: Floats) -> NDArray[np.bool_]:
-    """Candidates that have runs: another one of them is no news, also where its N* is censored."""
-    return np.isin(candidates, measured["arms"].to_dataset()["train_batch"].values)
 
 
 def _p_wins(throughput_ratio: Floats, sample_cost_ratio: Floats, reference: NDArray[np.bool_]) -> Floats:
