@@ -52,6 +52,7 @@ myst_heading_anchors = 4
 
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
+nb_execution_show_tb = True
 nb_execution_timeout = 120
 nb_merge_streams = True
 
