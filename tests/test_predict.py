@@ -491,7 +491,9 @@ def test_next_run_is_not_one_that_was_measured(tiny_runs: xr.DataTree, example: 
 def test_next_run_may_be_one_that_was_held_out(tmp_path: Path) -> None:
     runs = invented(tmp_path, *sweep())
     held_out = predict(runs, target=0.5, pilot_batches=(128, 256), batches=(128, 256, 512))
-    alone = predict(choose_pilots(runs, (128, 256)), target=0.5, batches=(128, 256, 512))
+    pilots = choose_pilots(runs, (128, 256))
+    assert pilots is not None
+    alone = predict(pilots, target=0.5, batches=(128, 256, 512))
     assert held_out.attrs["next_run"] == alone.attrs["next_run"]
     assert held_out.attrs["next_run"]["train_batch"] == 512
 
