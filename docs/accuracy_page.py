@@ -181,12 +181,10 @@ def page() -> str:
          scored(log_error(phases), "15 %", number(log_error(phases)) <= 15), f"{peer(phases)} (mean factor)",
          held(phases)),
     ]  # fmt: skip
-    out = [HEAD, "| side | claim | median error | goal | peer | covered | `batchsim validate` | page |"]
-    out.append("|---|---|---|---|---|---|---|---|")
+    out = [HEAD, "| side | claim | median error | goal | peer | covered | `validate` |"]
+    out.append("|---|---|---|---|---|---|---|")
     for side, claim, name, source, error, other, covered in table:
-        out.append(
-            f"| {side} | {claim} | {error} | {other or '-'} | {covered or '-'} | `{name}` | [{source}]({source}) |"
-        )
+        out.append(f"| {side} | {claim} | {error} | {other or '-'} | {covered or '-'} | [{name}]({source}) |")
     return "\n".join(out) + "\n" + NOTES
 
 

@@ -63,10 +63,13 @@ def mathml(node: nodes.Element, *, as_block: bool = False) -> str:
     str
     """
     try:
-        return str(latex2mathml.tex2mathml(node.astext(), as_block=as_block))
+        text = str(latex2mathml.tex2mathml(node.astext(), as_block=as_block))
     except MathError as error:
         LOGGER.warning("no MathML for %r: %s", node.astext(), error, location=node)
         return f"<code>{node.astext()}</code>"
+    # \lvert and \rvert come without a form: alone they would grow with their row and keep a distance.
+    text = text.replace('<mo class="mathopen">|', '<mo form="prefix" stretchy="false">|')
+    return text.replace("<mo>|", '<mo form="postfix" stretchy="false">|')
 
 
 def read_page(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import batchsim
 from batchsim.cli import main
 from batchsim.plan import Plan
 from batchsim.specs.recipe import Recipe
@@ -114,3 +115,8 @@ def test_what_is_cited_is_in_the_bibliography() -> None:
         source = page.read_text(encoding="utf-8")
         assert set(re.findall(r"references\.md#(\w+)", source)) - {"key"} <= keys_of, page.name
         assert set(re.findall(r"arXiv:(\d{4}\.\d{4,5})", source)) <= eprints, page.name
+
+
+def test_the_names_of_the_package_are_listed() -> None:
+    text = (ROOT / "docs" / "api" / "batchsim.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(\w+)`", text.split("|---")[1])) - {"r_N", "q"} == set(batchsim.__all__)
