@@ -119,4 +119,4 @@ def test_what_is_cited_is_in_the_bibliography() -> None:
 
 def test_the_names_of_the_package_are_listed() -> None:
     text = (ROOT / "docs" / "api" / "batchsim.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"`(\w+)`", text.split("|---")[1])) - {"r_N", "q"} == set(batchsim.__all__)
+    assert set(re.findall(r"`(\w+)`", text.split("---|\n")[1])) - {"r_N", "q"} == set(batchsim.__all__)
