@@ -35,7 +35,8 @@ _PAGE_NAME = re.compile(r"\[(\w+)\.md\](?=\(\1\.md)")
 _CITED = re.compile(r"\[[^\]]+\]\(references\.md#([\w-]+)\)")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.M | re.S)
 _SECTION = re.compile(r"^-{3,}$")
-_WORD = re.compile(r"``[^`]+``|`[^`]+`|^ *\* |^\.\. (?=\[\d+\] )|[|*]|_(?!\w)")
+_COLON = "\ue000"  # napoleon would take what stands before a colon for the type of a constant
+_WORD = re.compile(r"``[^`]+``|`[^`]+`|(?<!\w)\*\w[\w-]*\*(?!\w)|^ *\* |^\.\. (?=\[\d+\] )|[|*]|_(?!\w)")
 
 
 def visit_math(translator: Any, node: nodes.math) -> None:
@@ -116,7 +117,12 @@ def read_docstring(app: Sphinx, what: str, name: str, obj: object, options: obje
         elif line.strip() and not indented:
             literal = False
         out.append(line if literal or line.lstrip().startswith(">>>") else _WORD.sub(_escaped, line))
-    lines[:] = out
+    lines[:] = [line.replace(":", _COLON) for line in out] if what in {"data", "attribute"} else out
+
+
+def restore_colons(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """After napoleon has seen the docstring of a constant."""
+    lines[:] = [line.replace(_COLON, ":") for line in lines]
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -131,4 +137,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
     app.connect("source-read", read_page)
     app.connect("autodoc-process-docstring", read_docstring, priority=400)
+    app.connect("autodoc-process-docstring", restore_colons, priority=600)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
