@@ -117,7 +117,7 @@ def read_docstring(app: Sphinx, what: str, name: str, obj: object, options: obje
         elif line.strip() and not indented:
             literal = False
         out.append(line if literal or line.lstrip().startswith(">>>") else _WORD.sub(_escaped, line))
-    lines[:] = [line.replace(":", _COLON) for line in out] if what in {"data", "attribute"} else out
+    lines[:] = [line.replace(":", _COLON) for line in out] if what in {"data", "attribute", "property"} else out
 
 
 def restore_colons(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
