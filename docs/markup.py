@@ -2,6 +2,7 @@
 
 - Formulas become MathML, by the converter that ships with docutils: nothing is fetched and no script runs.
 - `Authors YEAR, arXiv:ID`, and links to `references.md#key`, become citations of `references.bib`.
+- The contents of the site and the bibliography stand in comments, which GitHub does not show.
 - A link to `../CONTRIBUTING.md` leads to its copy, and the text of links to pages loses its `.md`.
 - Docstrings hold formulas such as N* and |G|^2 in plain text: what reStructuredText would take for markup is escaped,
   and what is indented keeps its shape.
@@ -33,6 +34,7 @@ _EPRINT = r"arXiv:(\d{4}\.\d{4,5})"
 _NAMED_EPRINT = re.compile(rf"{_WORK}\s+\({_EPRINT}\)|(?:{_WORK},\s+)?\b{_EPRINT}")
 _PAGE_NAME = re.compile(r"\[(\w+)\.md\](?=\(\1\.md)")
 _CITED = re.compile(r"\[[^\]]+\]\(references\.md#([\w-]+)\)")
+_CONTENTS = re.compile(r"<!-- contents: ([^\n]+)\n(.*?)-->", re.S)
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.M | re.S)
 _SECTION = re.compile(r"^-{3,}$")
 _COLON = "\ue000"  # napoleon would take what stands before a colon for the type of a constant
@@ -74,7 +76,7 @@ def mathml(node: nodes.Element, *, as_block: bool = False) -> str:
 
 
 def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Citations, and links that leave docs/, outside of code."""
+    """Citations, links that leave docs/ and lists of contents, outside of code."""
     if app.env.doc2path(docname).suffix != ".md":
         return
     parts = _CODE.split(source[0])
@@ -91,7 +93,8 @@ def _citations(text: str, docname: str) -> str:
         return f"{{cite:t}}`{key}`"
 
     text = _NAMED_EPRINT.sub(cited, _CITED.sub(r"{cite:t}`\1`", text))
-    return text.replace("<!-- bibliography -->", "```{bibliography}\n:all:\n```")
+    text = text.replace("<!-- bibliography -->", "```{bibliography}\n:all:\n```")
+    return _CONTENTS.sub(r"```{toctree}\n:hidden:\n:glob:\n:caption: \1\n\n\2```", text)
 
 
 def _links(text: str) -> str:
