@@ -44,7 +44,9 @@ def run(path: Path) -> int:
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, where, "exec"), names)
         if isinstance(last, ast.Expr):
-            repr(eval(compile(ast.Expression(last.value), where, "eval"), names))
+            value = eval(compile(ast.Expression(last.value), where, "eval"), names)
+            if not cell.code.rstrip().endswith(";"):
+                assert " at 0x" not in repr(value), f"{where}: what is shown differs from run to run"
         for one in plt.get_fignums():
             figure = plt.figure(one)
             figure.canvas.draw()
