@@ -35,6 +35,7 @@ _NAMED_EPRINT = re.compile(rf"{_WORK}\s+\({_EPRINT}\)|(?:{_WORK},\s+)?\b{_EPRINT
 _PAGE_NAME = re.compile(r"\[(\w+)\.md\](?=\(\1\.md)")
 _CITED = re.compile(r"\[[^\]]+\]\(references\.md#([\w-]+)\)")
 _CONTENTS = re.compile(r"<!-- contents: ([^\n]+)\n(.*?)-->", re.S)
+_PICTURE = re.compile(r"^\.\. image-sg::.*\n(?:(?: .*)?\n)*", re.M)
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.M | re.S)
 _SECTION = re.compile(r"^-{3,}$")
 _COLON = "\ue000"  # napoleon would take what stands before a colon for the type of a constant
@@ -76,12 +77,21 @@ def mathml(node: nodes.Element, *, as_block: bool = False) -> str:
 
 
 def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Citations, links that leave docs/ and lists of contents, outside of code."""
+    """Pictures before their code; citations, links that leave docs/ and lists of contents, outside of code."""
+    if docname.startswith("gallery/fig_"):
+        source[0] = _picture_first(source[0])
     if app.env.doc2path(docname).suffix != ".md":
         return
     parts = _CODE.split(source[0])
     parts[::2] = [_links(_citations(part, docname)) for part in parts[::2]]
     source[0] = "".join(parts)
+
+
+def _picture_first(text: str) -> str:
+    """A figure's picture below its description, where sphinx-gallery has it below its code."""
+    head, mark, rest = text.partition(".. GENERATED FROM PYTHON SOURCE LINES")
+    pictures = _PICTURE.findall(rest)
+    return head + "".join(pictures) + mark + _PICTURE.sub("", rest)
 
 
 def _citations(text: str, docname: str) -> str:
