@@ -16,6 +16,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import pytest
@@ -153,8 +154,12 @@ def test_a_command_of_batchsim(command: str, workspace: Path, capsys: pytest.Cap
         # The README shows its table in the shape of a narrower terminal; tests/test_docs.py compares its numbers.
         if shown.command == command and shown.page != "README.md":
             lines = [" ".join(line.split()) for line in shown.output]
-            missing = [line for line in lines if line.strip("─ .") and line not in printed]
-            assert not missing, f"{shown.page} shows what '{command}' does not print"
+            missing = {
+                line: get_close_matches(line, printed, n=1)
+                for line in lines
+                if line.strip("─ .") and line not in printed
+            }
+            assert not missing, f"{shown.page} shows what '{command}' does not print; beside it the nearest line"
 
 
 @pytest.mark.parametrize("command", [c for c in UNIQUE if not c.startswith("batchsim ")])
