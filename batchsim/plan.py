@@ -83,6 +83,8 @@ WITH_STAGES = {
     )
 }
 """Keys of the stage laws, which mean nothing without one."""
+OTHER_MEMBER = ("float_type", "int_type", "tuple_type", "literal_error", "none_required")
+"""Complaints of a union's members that a value was not meant for."""
 TRAINING = ("train_time_intercept", "train_time_per_response")
 """Keys of the training law, which also takes the place of the modelled one."""
 WITH_GPUS = {
@@ -144,7 +146,11 @@ class ObservedSampleCost:
 
     def __post_init__(self) -> None:
         if self.updates_ratio[0] > self.updates_ratio[1]:
-            raise InputError(f"updates_ratio {list(self.updates_ratio)} runs from high to low")
+            low, high = sorted(self.updates_ratio)
+            raise InputError(
+                f"updates_ratio {list(self.updates_ratio)} runs from high to low",
+                remedy=f"write [{low:g}, {high:g}], and both the same for a number",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)
@@ -186,12 +192,22 @@ class Learning:
     def __post_init__(self) -> None:
         if (self.kl_per_update is None) != (self.kl_max is None):
             raise InputError("kl_per_update and kl_max make a trust region together; give both or neither")
+        if self.kl_per_update is not None and self.kl_max is not None and self.kl_max < self.kl_per_update:
+            raise InputError(
+                f"kl_max {self.kl_max:g} lies below kl_per_update {self.kl_per_update:g}: the reference itself would "
+                "be outside the trust region",
+                remedy="raise kl_max, or state kl_per_update at a rate that training survives",
+            )
         if self.beta1 >= 1:
             raise InputError(f"beta1 is {self.beta1:g}, outside (0, 1)")
         for name in ("noise_scale", "lr_fraction", "curvature_ratio", "penalty_shape"):
             value = getattr(self, name)
             if isinstance(value, tuple) and not value[0] < value[1]:
-                raise InputError(f"{name} {list(value)} is not an interval from low to high")
+                low, high = sorted(value)
+                raise InputError(
+                    f"{name} {list(value)} is not an interval from low to high",
+                    remedy=f"write [{low:g}, {high:g}]" if low < high else f"a known value is one number: {low:g}",
+                )
         for one, other in itertools.combinations(self.observed, 2):
             (low, high), (least, most) = one.updates_ratio, other.updates_ratio
             if (one.prompts, one.lr_rule) == (other.prompts, other.lr_rule) and (high < least or most < low):
@@ -259,6 +275,14 @@ class Plan:
                     where=self.source or "plan",
                     remedy="drop the entry, or name the prompts of the other pilot",
                 )
+        needed = self.target.responses_to_target
+        if self.recipe is not None and needed is not None and needed < self.recipe.train_batch:
+            raise InputError(
+                f"[target] responses_to_target {needed:g} is less than one update of {self.recipe.train_batch} "
+                "responses",
+                where=self.source or "plan",
+                remedy="N* counts responses, updates times the train batch; or leave it out",
+            )
 
     def warnings(self, *, with_logs: bool = False) -> list[str]:
         """Keys that were given and that no computation uses, given what else is present.
@@ -400,12 +424,17 @@ def plan_from_dict(content: Mapping[str, Any], *, source: str = "") -> Plan:
 
 
 def _input_error(error: ValidationError, section: Mapping[str, Any], where: str) -> InputError:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-")))
+    found = error.errors()
+    # Of a union (a number or an interval) every member complains; a value outside its bound says more than a type.
+    first = next((e for e in found if e["type"] not in OTHER_MEMBER), found[0])
+    key = ".".join(
+        str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-", "tuple["))
+    )
     message = first["msg"].removeprefix("Value error, ")
     shown = repr(_written(section, first))
     value = f" = {shown if len(shown) < 80 else shown[:77] + '...'}" if first["type"] != "missing" else ""
-    return InputError(f"{key}{value}: {message[0].lower() + message[1:]}", where=where)
+    remedy = "an interval is written [low, high]" if first["type"] == "tuple_type" else ""
+    return InputError(f"{key}{value}: {message[0].lower() + message[1:]}", where=where, remedy=remedy)
 
 
 def _written(section: Mapping[str, Any], error: Any) -> Any:

@@ -15,10 +15,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from batchsim.calibrate import LAW_ERROR, PRIOR_DRAWS, Calibration, calibrate, law_error
-from batchsim.calibrate.learning import DRIFT_PROBABILITY, LR_FRACTION_PRIOR, NOISE_SCALE_PRIOR, SNR_SHAPE_PRIOR
+from batchsim.calibrate.learning import (
+    DRIFT_PROBABILITY,
+    LR_FRACTION_PRIOR,
+    NOISE_SCALE_PRIOR,
+    SNR_SHAPE_PRIOR,
+    draw_learning,
+)
 from batchsim.errors import InputError
+from batchsim.learning.noise_scale import from_chunk_norms
 from batchsim.learning.sample_cost import sample_cost_ratio
-from batchsim.plan import Plan, plan_from_dict
+from batchsim.plan import Learning, Plan, plan_from_dict
+from batchsim.specs.recipe import Recipe
 
 Floats = NDArray[np.float64]
 RECIPE = {"prompts": 64, "group_size": 8, "learning_rate": 1e-6}
@@ -207,6 +215,19 @@ class TestPrior:
         assert place.min() >= -1e-12
         assert place.max() <= 1 + 1e-12
         assert np.quantile(place, [0.1, 0.5, 0.9]) == pytest.approx([0.1, 0.5, 0.9], abs=0.015)
+
+    @pytest.mark.parametrize("truth", [20.0, 400_000.0])
+    def test_norms_may_say_what_no_published_recipe_does(self, truth: float) -> None:
+        rng = np.random.default_rng(0)
+        chunk, batch = ((1 + truth / n) * (1 + 0.02 * rng.standard_normal(80)) for n in (1000, 8000))
+        assert not NOISE_SCALE_PRIOR[0] < truth < NOISE_SCALE_PRIOR[1]
+        norms = from_chunk_norms(8000, 8, chunk, batch)
+        drawn = draw_learning(
+            Learning(), Recipe(prompts=1000, group_size=8), [norms], (), draws=4000, rng=rng, warnings=[]
+        )
+        low, mid, high = np.quantile(drawn.parameters["noise_scale"], [0.05, 0.5, 0.95])
+        assert low < truth < high
+        assert mid == pytest.approx(truth, rel=0.4)
 
     def test_shape_is_drift_or_log_uniform(self) -> None:
         assert (SNR_SHAPE_PRIOR, DRIFT_PROBABILITY) == ((0.5, 4.0), 0.5)

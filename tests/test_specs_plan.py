@@ -86,8 +86,9 @@ def learnings(draw: st.DrawFn) -> Learning:
     free["curvature_ratio"] = st.one_of(st.none(), st.floats(1e-3, 1e6), interval(1e-3, 1e6))
     free["penalty_shape"] = st.one_of(st.none(), st.floats(-1, 0.9), interval(-1, 0.9))
     free["beta1"] = st.floats(1e-6, 0.99)
-    for key in ("kl_per_update", "kl_max"):  # one needs the other
-        free[key] = st.just(None) if limited is None else st.floats(1e-6, 1)
+    # One needs the other, and the reference is inside its own trust region.
+    for key, limits in (("kl_per_update", (1e-6, 1e-2)), ("kl_max", (1e-2, 1.0))):
+        free[key] = st.just(None) if limited is None else st.floats(*limits)
     seen = fields(ObservedSampleCost) | {"updates_ratio": interval(0.1, 10)}
     free["observed"] = st.lists(
         st.builds(ObservedSampleCost, **seen), max_size=3, unique_by=lambda o: (o.prompts, o.lr_rule)

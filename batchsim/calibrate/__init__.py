@@ -11,7 +11,8 @@ the optimal rate, the penalty's shape p and the curvature ratio from priors, and
     observed intervals   the same for updates ratios that a plan states
 
 Priors: B_noise log-uniform over 200 to 50,000 responses (published recipes cluster at 1k to 8k responses
-per update, and B_noise of 0.65k to 20k has been measured in RL); drift with probability 1/2, else k
+per update, and B_noise of 0.65k to 20k has been measured in RL), with tails that fall as the distance beyond where
+norms were measured; drift with probability 1/2, else k
 log-uniform over 1/2 to 4 (an isotropic softmax world has 1/2, a small transformer .56 to .78, tuned
 pretraining prefers drift); c_0 uniform over 0.01 to 0.5; p uniform over -1 (quadratic) to 0.5 and h_ratio
 log-uniform over 0.2 to 1 (a small transformer asks for p of .2 to .35 and h_ratio of .2 to .5; nothing else measured
@@ -44,6 +45,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from batchsim.calibrate.discrepancy import Seen
+from batchsim.calibrate.lag import Lag, draw_lag
 from batchsim.calibrate.laws import LawFit, compare_laws, table
 from batchsim.calibrate.learning import (
     LAW_ERROR,
@@ -138,6 +140,8 @@ class Calibration:
         Learning parameters that the pilots leave as wide as their prior.
     effective_draws : float
         Prior draws that the weights leave, of `PRIOR_DRAWS`.
+    lag : Lag or None
+        Age of the responses, where logs state one.
     responses : ResponsesFit or None
         N* per arm and the spread over runs.
     overlay : OverlayFit or None
@@ -176,6 +180,7 @@ class Calibration:
     sources: dict[str, str]
     unmoved: tuple[str, ...]
     effective_draws: float
+    lag: Lag | None = None
     responses: ResponsesFit | None = None
     overlay: OverlayFit | None = None
     laws: list[LawFit] = field(default_factory=list)
@@ -352,7 +357,8 @@ def calibrate(
     numbers = sum(o.is_number for o in found.seen)
     stated = stated_costs(plan.learning, recipe, line)
     seen = (*found.seen[:numbers], *stated, *found.seen[numbers:])
-    drawn = draw_learning(plan.learning, recipe, evidence, seen, draws=draws, rng=rng, warnings=warnings)
+    lag = draw_lag(nodes, recipe, draws=PRIOR_DRAWS, rng=np.random.default_rng([seed, 2]), warnings=warnings)
+    drawn = draw_learning(plan.learning, recipe, evidence, seen, draws=draws, rng=rng, warnings=warnings, lag=lag)
     sources = drawn.sources
     fit, stages, absolute = system_stages(
         nodes, plan, recipe, draws=draws, rng=rng, seed=seed, sources=sources, warnings=warnings
@@ -381,6 +387,7 @@ def calibrate(
         calibrated_on=tuple(sorted({float(b) for b in batches})),
         effective_draws=drawn.effective,
         unmoved=drawn.unmoved,
+        lag=drawn.lag,
         responses=found.responses,
         overlay=found.overlay,
         laws=laws,

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from batchsim.calibrate.discrepancy import Seen, condition
+from batchsim.calibrate.lag import Lag
 from batchsim.errors import InputError
 from batchsim.learning.noise_scale import NoiseScale
 from batchsim.learning.progress import step_cost, usable_slope
@@ -32,6 +33,8 @@ from batchsim.specs.recipe import Recipe
 PRIOR_DRAWS = 40_000
 GRID = 4001
 NOISE_SCALE_PRIOR = (200.0, 50_000.0)
+NORMS_BEYOND = 1000.0
+"""Factor beyond the prior's limits that norms may still ask for; there the prior's density falls as 1/distance."""
 SNR_SHAPE_PRIOR = (0.5, 4.0)
 DRIFT_PROBABILITY = 0.5
 LR_FRACTION_PRIOR = (0.01, 0.5)
@@ -39,6 +42,8 @@ PENALTY_SHAPE_PRIOR = (-1.0, 0.5)
 CURVATURE_RATIO_PRIOR = (0.2, 1.0)
 LAW_ERROR = 0.12
 """Standard deviation of log r_N per square root of an octave beyond the measured batches."""
+FAR = 3.0
+"""Standard errors from which a stated ratio is called out of reach."""
 MIN_EFFECTIVE_DRAWS = 100
 UNMOVED = 0.85
 """Share of a prior's width from which pilots are said to leave a parameter as it was."""
@@ -79,6 +84,7 @@ class Drawn:
     sources : dict of str to str
     unmoved : tuple of str
         Parameters with a prior that the pilots leave as wide as it was.
+    lag : Lag or None
     """
 
     parameters: dict[str, Floats]
@@ -88,6 +94,7 @@ class Drawn:
     effective: float
     sources: dict[str, str]
     unmoved: tuple[str, ...]
+    lag: Lag | None = None
 
 
 def draw_learning(
@@ -99,13 +106,15 @@ def draw_learning(
     draws: int,
     rng: np.random.Generator,
     warnings: list[str],
+    lag: Lag | None = None,
 ) -> Drawn:
     """Posterior draws of the learning side, of N*_0 and of what was seen, and where each parameter comes from."""
     prior = _draw_prior(given, norms, rng)
     log_weight = np.zeros(PRIOR_DRAWS)
     log_level, log_seen, law_spread = None, np.empty((PRIOR_DRAWS, 0)), LAW_ERROR
     if seen:
-        log_cost = np.stack([log_law(o, recipe, **prior) for o in seen])
+        log_cost = np.stack([log_law(o, recipe, lag=lag, **prior) for o in seen])
+        warnings += _out_of_reach(seen, log_cost, recipe)
         numbers = tuple(o for o in seen if o.is_number and o.level != "ratio")
         if numbers:
             rows = [i for i, o in enumerate(seen) if o in numbers]
@@ -160,7 +169,31 @@ def draw_learning(
         effective=effective,
         sources=sources,
         unmoved=tuple(n for n, v in parameters.items() if _share_left(before[n], v) > UNMOVED),
+        lag=None if lag is None else lag.at(picks),
     )
+
+
+def _out_of_reach(seen: tuple[Seen, ...], log_cost: Floats, recipe: Recipe) -> list[str]:
+    """Sentences on stated ratios that no draw of the priors comes near: more likely a slip than a finding."""
+    said = []
+    for o, cost in zip(seen, log_cost, strict=True):
+        known = cost[np.isfinite(cost)]
+        if o.level != "ratio" or not known.size:
+            continue
+        octaves = abs(math.log2(o.train_batch / recipe.train_batch)) + abs(o.off_rule)
+        slack = FAR * math.hypot(o.error, LAW_ERROR * math.sqrt(octaves))
+        low, high = float(known.min()) - slack, float(known.max()) + slack
+        if low <= o.high and o.low <= high:
+            continue
+        x = o.train_batch / recipe.train_batch
+        said.append(
+            f"[[learning.observed]] has B = {o.train_batch:g} at {math.exp(o.low) / x:.3g} to "
+            f"{math.exp(o.high) / x:.3g} of the reference's updates, r_N = {math.exp(o.low):.3g} to "
+            f"{math.exp(o.high):.3g}, and the law with its "
+            f"errors allows {math.exp(low):.3g} to {math.exp(high):.3g}: check that updates, not responses or steps of "
+            "another size, were counted"
+        )
+    return said
 
 
 def _share_left(before: Floats, after: Floats) -> float:
@@ -200,8 +233,10 @@ def _draw_noise_scale(given: Learning, norms: list[NoiseScale], rng: np.random.G
     """Noise scales from prior times norm likelihood, by inverting the distribution on a fine logarithmic grid."""
     if given.noise_scale is None:
         low, high = np.log(NOISE_SCALE_PRIOR)
-        grid = np.linspace(low, high, GRID)
-        log_density = np.zeros(GRID)
+        # The limits sum up published recipes; norms of the recipe itself may say otherwise.
+        beyond = math.log(NORMS_BEYOND) if norms else 0.0
+        grid = np.linspace(low - beyond, high + beyond, GRID)
+        log_density = -np.maximum(np.maximum(low - grid, grid - high), 0.0)
     elif isinstance(given.noise_scale, tuple):
         low, high = np.log(given.noise_scale)
         centre, spread = (low + high) / 2, (high - low) / (2 * ndtri(0.9))
@@ -258,6 +293,7 @@ def log_law(
     lr_fraction: ArrayLike,
     penalty_shape: ArrayLike,
     curvature_ratio: ArrayLike,
+    lag: Lag | None = None,
 ) -> Floats:
     """The law's log r_N at the batch and rate of an observation.
 
@@ -268,6 +304,8 @@ def log_law(
         The reference.
     noise_scale, snr_shape, lr_fraction, penalty_shape, curvature_ratio : array_like, broadcastable
         See `sample_cost.sample_cost_ratio`.
+    lag : Lag or None
+        Age of the responses, with as many draws.
 
     Returns
     -------
@@ -285,7 +323,7 @@ def log_law(
         cost_ratio=step_cost(b, **curvature) / step_cost(b0, **curvature),  # type: ignore[arg-type]
         penalty_shape=penalty_shape,
     )
-    return np.log(cost)
+    return np.log(cost) if lag is None else np.log(cost) + lag.log_factor(b / b0)
 
 
 def law_error(train_batch: Any, measured_batches: tuple[float, ...]) -> Floats:

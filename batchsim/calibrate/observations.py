@@ -210,9 +210,7 @@ def run_evidence(
     overlay = None
     metric = measured.attrs["metric"]
     if len(bounded) < 2 and len(arms) > 1 and metric is not None:
-        overlay = fit_overlay(
-            {n: nodes[n] for a in arms for n in a.names}, [a.label for a in arms for _ in a.names], metric
-        )
+        overlay = _overlay(nodes, arms, metric)
         if overlay.success:
             # Limits of runs that the curves speak of would count them twice.
             seen = [o for o in seen if math.isfinite(o.low + o.high)]
@@ -224,6 +222,24 @@ def run_evidence(
         seen = [o for o in seen if o.level != "target"]
     order = sorted(seen, key=lambda o: (not o.is_number, not math.isfinite(o.low + o.high)))
     return Evidence(seen=tuple(order), responses=fit, overlay=overlay)
+
+
+def _overlay(nodes: dict[str, xr.Dataset], arms: list[_Arm], metric: str) -> OverlayFit:
+    """Curves of all arms, or where these do not tell, of as many of the smaller batches as do.
+
+    A large batch has few evaluations in the stretch that all share, and takes with it what the others say.
+    """
+    fits = []
+    for count in range(len(arms), 1, -1):
+        chosen = arms[:count]
+        fits.append(
+            fit_overlay(
+                {n: nodes[n] for a in chosen for n in a.names}, [a.label for a in chosen for _ in a.names], metric
+            )
+        )
+        if fits[-1].success:
+            return fits[-1]
+    return fits[0]
 
 
 def _arms(nodes: dict[str, xr.Dataset], runs: xr.Dataset, recipe: Recipe) -> list[_Arm]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from batchsim.calibrate import Calibration
 from batchsim.calibrate.discrepancy import Seen
+from batchsim.calibrate.lag import Lag
 from batchsim.errors import InputError
 from batchsim.learning.curve import Curve
 from batchsim.learning.noise_scale import NoiseScale
@@ -117,6 +118,7 @@ def from_dict(content: Any, *, source: str = "") -> Calibration:
         values["seen"] = tuple(Seen(**o) for o in values["seen"])
         values["noise_scales"] = [NoiseScale(**o) for o in values["noise_scales"]]
         values["step_time"] = None if values["step_time"] is None else StepTimeFit(**values["step_time"])
+        values["lag"] = None if values["lag"] is None else Lag(**values["lag"])
         if values["reference_curve"] is not None:
             values["reference_curve"] = Curve(**values["reference_curve"])
         values["warnings"] = list(values["warnings"])
@@ -142,6 +144,12 @@ def _check(c: Calibration, source: str) -> None:
     if n < 1 or wrong or np.shape(c.log_seen) != (n, len(c.seen)):
         raise InputError(
             f"draws of different lengths: noise_scale has {n}, {', '.join(wrong) or 'log_seen'} another number",
+            where=source,
+            remedy="calibrate again",
+        )
+    if c.lag is not None and (c.lag.exponent.shape, c.lag.cost.shape) != ((n,), (n,)):
+        raise InputError(
+            f"draws of different lengths: noise_scale has {n}, lag another number",
             where=source,
             remedy="calibrate again",
         )
@@ -188,7 +196,9 @@ def load_fit(path: str | Path) -> Calibration:
     try:
         content = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}", where=str(path)) from error
+        raise InputError(
+            f"not JSON: {error}", where=str(path), remedy="write one with `batchsim calibrate ... -o fit.json`"
+        ) from error
     return from_dict(content, source=str(path))
 
 

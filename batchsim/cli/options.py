@@ -81,12 +81,13 @@ def numbers(text: str | None, option: str) -> list[float]:
     """
     if text is None:
         return []
+    example = "0.4,0.5" if option.startswith("--target") else "256,512"
     try:
         found = [float(part) for part in text.split(",") if part.strip()]
     except ValueError as error:
-        raise InputError(f"{option} {text} is not a list of numbers", remedy=f"as {option} 256,512") from error
+        raise InputError(f"{option} {text} is not a list of numbers", remedy=f"as {option} {example}") from error
     if not found:
-        raise InputError(f"{option} is empty", remedy=f"as {option} 256,512")
+        raise InputError(f"{option} is empty", remedy=f"as {option} {example}")
     return found
 
 

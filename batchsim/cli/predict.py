@@ -188,6 +188,11 @@ def inputs(
         raise InputError(f"{len(plans)} plans given", remedy="one plan per prediction")
     known = read_plan(plans[0]) if plans else Plan()
     sources = [p for p in paths if not p.endswith(".toml")]
+    for path in sources:
+        if _is_calibration(path):
+            raise InputError(
+                f"{path} is a calibration, not a log", remedy=f"batchsim predict --fit {path}, without logs and plan"
+            )
     named, completed = opt.logs_of_plan(known, given)
     sources += named
     if not plans and not sources:
@@ -201,6 +206,17 @@ def inputs(
             f"{', '.join(unused)} supply what a log lacks, and no log is given", remedy="put them in [recipe]"
         )
     return known, opt.load_runs(sources, completed) if sources else None
+
+
+def _is_calibration(path: str) -> bool:
+    """Whether a file begins as `batchsim calibrate -o` writes it."""
+    from batchsim.calibrate.store import KIND
+
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            return KIND in file.read(80)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _published(example: str | None, rule: str) -> Measured | None:

@@ -414,9 +414,11 @@ def _sentences(answer: dict[str, Any]) -> list[str]:
     said += _what_if_sentences(answer["what_if"])
     next_run = answer["next_run"]
     if next_run is not None:
+        lacks = all(b["responses_to_target"] is None and b["time_to_target"] is None for b in answer["batches"])
+        beside = ", read beside a run of the reference that reaches the target," if lacks else ""
         said.append(
-            f"Next run worth measuring: B = {next_run['train_batch']:g}; it is expected to shorten the chosen run by "
-            f"{100 * next_run['gain']:.1f} % of T0."
+            f"Next run worth measuring: B = {next_run['train_batch']:g}; it{beside} is expected to shorten the chosen "
+            f"run by {100 * next_run['gain']:.1f} % of T0."
         )
     else:
         said.append(answer["decision"]["sentences"][-1])

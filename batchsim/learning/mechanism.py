@@ -158,7 +158,7 @@ def noise_floor_factor(
 
 
 def staleness_factor(
-    lag: ArrayLike, *, reference_lag: ArrayLike = 0.0, constants: tuple[float, float] = STALENESS
+    lag: ArrayLike, *, reference_lag: ArrayLike = 0.0, constants: tuple[ArrayLike, ArrayLike] = STALENESS
 ) -> NDArray[np.float64]:
     """Factor on r_N because responses were sampled some updates ago.
 
@@ -166,7 +166,7 @@ def staleness_factor(
     ----------
     lag, reference_lag : array_like, broadcastable [updates]
         Mean age of a response when it is used; see `rollout_lag`.
-    constants : tuple of float
+    constants : tuple of array_like, broadcastable [1]
         a and q.
 
     Returns
@@ -183,7 +183,7 @@ def staleness_factor(
     for name, value in (("lag", late), ("reference_lag", usual)):
         if (value < 0).any():
             raise InputError(f"{name} is {value.min():g}, and it must not be negative")
-    a, q = constants
+    a, q = (np.asarray(v, dtype=np.float64) for v in constants)
     return np.asarray((1 + a * late**q) / (1 + a * usual**q))
 
 

@@ -384,7 +384,7 @@ def _warnings(
     diverging = np.mean(np.isinf(ds["sample_cost_ratio"].values), axis=0)
     if (diverging > 0).any():
         shown = ", ".join(
-            f"B = {b:g} ({100 * share:.0f} %)"
+            f"B = {b:g} ({100 * share:.0f} %)" if share >= 0.01 else f"B = {b:g} (under 1 %)"
             for b, share in zip(ds["train_batch"].values, diverging, strict=True)
             if share > 0
         )

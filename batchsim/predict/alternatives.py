@@ -158,12 +158,14 @@ def decoupled(ds: xr.Dataset, calibration: Calibration, *, level: float) -> list
     recipe = calibration.recipe
     b0 = float(recipe.train_batch)
     usual = float(rollout_lag(updates_per_rollout=recipe.updates_per_rollout, in_flight=recipe.gen_ratio - 1))
+    # Logs may say more of the age than the recipe does.
+    logged = 0.0 if calibration.lag is None else max(calibration.lag.reference - usual, 0.0)
     rows = []
     tail = (1 - level) / 2
     for b in ds["train_batch"].values[ds["train_batch"].values > b0].tolist():
         in_flight = recipe.gen_ratio * b / b0 - 1
-        lag = float(rollout_lag(updates_per_rollout=recipe.updates_per_rollout, in_flight=in_flight))
-        factor = float(staleness_factor(lag, reference_lag=usual))
+        lag = float(rollout_lag(updates_per_rollout=recipe.updates_per_rollout, in_flight=in_flight)) + logged
+        factor = float(staleness_factor(lag, reference_lag=usual + logged))
         drawn = factor / ds["throughput_ratio"].sel(train_batch=b).values
         low, middle, high = (float(v) for v in np.quantile(drawn, [tail, 0.5, 1 - tail], method="nearest"))
         rows.append(

@@ -1,6 +1,6 @@
 r"""r_N, q and T over (draw, train_batch) from calibrated draws.
 
-    log r_N(B) = law(B; draw) + the law's error given the arms       (`calibrate.discrepancy`)
+    log r_N(B) = law(B; draw) + staleness (`calibrate.lag`) + the law's error given the arms (`calibrate.discrepancy`)
     T/T_0 = r_N/r_q,    N* = N*_0 r_N,    T = N*/q
 
 Every draw carries one noise scale, shape, learning-rate fraction, step-time law and plateau through all candidates, so
@@ -54,6 +54,9 @@ def forecast(
         * np.exp(_bend(calibration, candidates, noise, normal))
         for noise in (calibration.noise_scale[:, None], np.full((draws, 1), INFINITE_NOISE))
     )
+    if calibration.lag is not None:
+        late = np.exp(calibration.lag.log_factor(candidates / float(recipe.train_batch)))
+        r_n, floor = r_n * late, floor * late
     memory = _few_updates(calibration, learning, candidates, r_n)
     r_n, floor = r_n * memory, floor * memory
     rates = rates_at(candidates, noise_scale=calibration.noise_scale[:, None], **column, **law)
@@ -109,7 +112,7 @@ def _bend(calibration: Calibration, candidates: Floats, noise_scale: Floats, nor
     law = {name: getattr(calibration, name) for name in FREE} | {"noise_scale": noise_scale[:, 0]}
     misses = np.empty((normal.shape[0], len(seen)))
     for i, o in enumerate(seen):
-        misses[:, i] = calibration.log_seen[:, i] - log_law(o, recipe, **law)
+        misses[:, i] = calibration.log_seen[:, i] - log_law(o, recipe, lag=calibration.lag, **law)
     return bend(
         candidates,
         seen=seen,

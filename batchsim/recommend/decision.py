@@ -161,7 +161,10 @@ def _next(ds: xr.Dataset, near: Floats, batches: Floats) -> str:
         return (
             "The best is not known to 5 %, and no further run is expected to shorten the chosen one by half a percent."
         )
+    absolute = [ds[name].values for name in ("responses_to_target", "time_to_target") if name in ds]
+    lacks = bool(absolute) and all(np.isnan(values).all() for values in absolute)
+    beside = ", read beside a run of the reference that reaches the target," if lacks else ""
     return (
-        f"What would make this surer at the least cost is a run at B = {proposed['train_batch']:g}: it is expected to "
-        f"shorten the chosen run by {100 * proposed['gain']:.1f} % of T0."
+        f"What would make this surer at the least cost is a run at B = {proposed['train_batch']:g}: it{beside} is "
+        f"expected to shorten the chosen run by {100 * proposed['gain']:.1f} % of T0."
     )
