@@ -14,7 +14,7 @@ to move r_N enters as a ceiling on the rate, or as a factor on the updates to th
     critic          the slower of two noise scales decides, or a weighted mean
 
 All are hypotheses with one or two constants; where a constant has a default, it has one source, and no
-forecast applies a mechanism unless a caller asks.
+forecast applies a mechanism unless a caller asks, or the logs hold the age of the responses.
 
 References
 ----------
