@@ -103,7 +103,8 @@ def figure():
     aligned = f"simulated curves stay within one point up to P = {house.short(house.aligned_up_to(scores))}"
     house.note(
         fig,
-        f"Simulated (top): {house.WORLD}; PPO, sqrt rule, critic at {CRITIC_SHARE:.0%} of the actor's rate (a choice), "
+        f"Simulated (top): {house.WORLD}; PPO, sqrt rule, critic at {house.percent(CRITIC_SHARE)} of the actor's rate "
+        "(a choice), "
         f"2 runs per batch; {aligned}.",
         f"Measured (bottom): {house.TINY}, PPO, sqrt rule, 2 runs per batch; norms up to a score of 45 %. "
         "The paper's own curves are not public.",

@@ -72,6 +72,11 @@ def note(fig: Figure, *lines: str) -> None:
     fig.supxlabel(text, x=0.008, ha="left", fontsize=6.4, color="#444444", linespacing=1.25)
 
 
+def percent(share: float) -> str:
+    """A share in per cent, as it is written here: 28 %."""
+    return f"{100 * share:.0f} %"
+
+
 def short(number: float) -> str:
     """A batch as people write it: 64, 128, 1,024."""
     return f"{number:,.0f}" if number >= 1 else f"{number:g}"
