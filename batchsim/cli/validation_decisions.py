@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchsim.cli.table import Cell
 
+ORACLES = {
+    "exact_r_q": "the star, were r_q known",
+    "exact_r_N": "the star, were r_N known",
+    "next_run": "after the next run",
+    "both_runs": "after it and a run of the reference",
+}
+"""What a better forecast could win, as printed."""
+
 
 def print_decisions(result: dict[str, Any]) -> None:
     """Print what the choices cost, where they go wrong, and where the best batches lie.
@@ -23,6 +31,10 @@ def print_decisions(result: dict[str, Any]) -> None:
     rows: list[dict[str, Cell]] = [
         _choice("the star of `predict`", overall, "mean_regret", "median_regret", "p95_regret"),
         _choice("least expected regret instead", overall, *(f"{s}_fastest_regret" for s in ("mean", "median", "p95"))),
+        *(
+            _choice(name, overall, *(f"{s}_{key}_regret" for s in ("mean", "median", "p95")))
+            for key, name in ORACLES.items()
+        ),
         _choice("prior only", overall, *(f"prior_only_{s}_regret" for s in ("mean", "median", "p95"))),
     ]
     rows += [

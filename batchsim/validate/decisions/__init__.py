@@ -18,16 +18,22 @@ References
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from batchsim.calibrate.learning import NOISE_SCALE_PRIOR, SNR_SHAPE_PRIOR
 from batchsim.validate.decisions import ranges
-from batchsim.validate.decisions.choices import HABITS, Case, judge
+from batchsim.validate.decisions.choices import HABITS, Case, judge, until_reached
 from batchsim.validate.decisions.clusters import pilot_steps
 from batchsim.validate.decisions.coordinates import LEARNING_RATE, World, draw_world, pilot, responses_to_target
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 CI_WORLDS = 20
 DRAWS = 2000
@@ -40,8 +46,11 @@ SLICES: dict[str, Callable[[dict[str, Any]], bool]] = {
     "ceiling, stated": lambda r: bool(r["ceiling"] and r["ceiling_stated"]),
     "ceiling, not stated": lambda r: bool(r["ceiling"] and not r["ceiling_stated"]),
     "few updates": lambda r: bool(r["few_updates"]),
-    "staleness": lambda r: bool(r["stale"]),
+    "staleness, logged": lambda r: bool(r["stale"] and r["lag_logged"]),
+    "staleness, not logged": lambda r: bool(r["stale"] and not r["lag_logged"]),
     "no mechanism": lambda r: not (r["ceiling"] or r["few_updates"] or r["stale"] or r["kind"] == "policies"),
+    "noise scale above the prior": lambda r: (r["noise_scale"] or 0.0) > NOISE_SCALE_PRIOR[1],
+    "shape below the prior": lambda r: (r["snr_shape"] or math.inf) < SNR_SHAPE_PRIOR[0],
     "concurrency stated": lambda r: bool(r["concurrency_stated"]),
     "concurrency not stated": lambda r: not r["concurrency_stated"],
 }
@@ -154,7 +163,23 @@ def coordinate_case(number: int, *, stream: int = ranges.STREAM) -> Case:
         stated_ceiling=world.stated_ceiling,
         learning_rate=LEARNING_RATE,
         group_size=ranges.GROUP_SIZE,
+        run=partial(_run, world, stream),
     )
+
+
+def _run(world: World, stream: int, train_batch: int) -> xr.Dataset:
+    """A run to the target, or for `ranges.DIVERGED` of the reference's time where it never arrives."""
+    cluster = world.cluster
+    needed = responses_to_target(world, train_batch)
+    if not np.isfinite(needed):
+        seconds = responses_to_target(world, world.reference) / float(cluster.throughput(world.reference))
+        needed = ranges.DIVERGED * seconds * float(cluster.throughput(train_batch))
+    rng = np.random.default_rng(np.random.SeedSequence(stream, spawn_key=(3, world.number)))
+    spacing = world.reference * world.updates / ranges.EVALUATIONS
+    # As long as a run of this world's spread takes, and one evaluation more.
+    most = needed * np.exp(3 * world.spread) + max(spacing, 2.0 * train_batch)
+    ds = pilot(world, train_batch, responses=most, rng=rng)
+    return until_reached(ds, world.target)
 
 
 def _label(world: World) -> dict[str, Any]:
@@ -172,6 +197,7 @@ def _label(world: World) -> dict[str, Any]:
         "ceiling_stated": world.stated_ceiling is not None,
         "few_updates": world.momentum_loss > 0,
         "stale": world.stale[0] > 0,
+        "lag_logged": world.lag_logged,
         "concurrency_stated": world.cluster.stated,
     }
 
@@ -223,6 +249,11 @@ def score(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         else None,
         **coverage,
         **over("fastest_regret"),
+        **over("exact_r_q_regret"),
+        **over("exact_r_N_regret"),
+        **over("next_run_regret"),
+        **over("both_runs_regret"),
+        "next_runs_named": int(sum(r["next_run"] is not None for r in rows)),
         "prior_only_fastest_mean_regret": float(np.mean([r["prior_only_fastest_regret"] for r in rows])),
         "habits": habits,
         "best_habit": min(HABITS, key=lambda name: habits[name]["median_regret"]),

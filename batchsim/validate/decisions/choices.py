@@ -5,6 +5,10 @@ the cluster as well and the learning side by priors alone. Regret is T(chosen)/T
 the mean time to the target, which the world knows. A run that diverges or never arrives is given up after half of the
 reference's time, and the reference is run; where a forecast has no star, the reference is kept.
 
+Further choices say what a better forecast could win: the star of the same draws with r_q, or with r_N, exactly
+known, and the batch that the decision names (the star, or without one the least expected regret) once the next run has
+been run to the target: alone, and beside a run of the reference to the target.
+
 Habits know nothing of the learning side: keep the batch; the largest that fits memory; double until throughput grows
 by less than a tenth (from true throughputs, which a few steps of each would show).
 """
@@ -12,6 +16,7 @@ by less than a tenth (from true throughputs, which a few steps of each would sho
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +60,8 @@ class Case:
     stated_ceiling : float or None [1]
     learning_rate : float [1]
     group_size : int [responses/prompt]
+    run : callable
+        A further run at one of the candidates, in responses per update, until it reaches the target or is given up.
     """
 
     label: dict[str, Any]
@@ -68,6 +75,7 @@ class Case:
     stated_ceiling: float | None
     learning_rate: float
     group_size: int
+    run: Callable[[int], xr.Dataset]
 
     @property
     def seconds(self) -> Floats:
@@ -96,6 +104,26 @@ class Case:
             gpu=GPU(count=ranges.GPUS) if self.cluster.stated else GPU(),
             engine=Engine(max_num_seqs=self.cluster.concurrency // ranges.GPUS) if self.cluster.stated else Engine(),
         )
+
+
+def until_reached(ds: xr.Dataset, target: float) -> xr.Dataset:
+    """A run's log up to its first evaluation at or above the target; all of it where there is none.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+    target : float [1]
+
+    Returns
+    -------
+    xarray.Dataset
+    """
+    reached = np.flatnonzero(ds["score"].values[0] >= target)
+    if not reached.size:
+        return ds
+    at = int(reached[0])
+    steps = ds["responses"].values <= ds["evaluation_responses"].values[at] * (1 + 1e-12)
+    return ds.isel(evaluation=slice(0, at + 1), rollout_step=np.flatnonzero(steps))
 
 
 def without_learning(runs: xr.DataTree) -> xr.DataTree:
@@ -171,6 +199,11 @@ def judge(case: Case, *, draws: int, level: float, seed: int) -> dict[str, Any]:
         "prior_only_regret": _regret(case, prior_star),
         "fastest_regret": _regret(case, fastest),
         "prior_only_fastest_regret": _regret(case, prior_fastest),
+        "exact_r_q_regret": _regret(case, _star_of(ds["sample_cost_ratio"].values / ratio["throughput_ratio"], case)),
+        "exact_r_N_regret": _regret(case, _star_of(ratio["sample_cost_ratio"] / ds["throughput_ratio"].values, case)),
+        "next_run_regret": _regret(case, _after_next_run(ds, case, options, with_reference=False)),
+        "both_runs_regret": _regret(case, _after_next_run(ds, case, options, with_reference=True)),
+        "next_run": None if ds.attrs["next_run"] is None else int(ds.attrs["next_run"]["train_batch"]),
         "habits": {name: _regret(case, index) for name, index in habits.items()},
         "covered_r_N": covered["sample_cost_ratio"],
         "covered_T": covered["time_ratio"],
@@ -184,6 +217,34 @@ def judge(case: Case, *, draws: int, level: float, seed: int) -> dict[str, Any]:
             bool((node.to_dataset()["score"].values >= case.target).any()) for node in case.runs.children.values()
         ),
     }  # fmt: skip
+
+
+def _star_of(time_ratio: Floats, case: Case) -> int:
+    """Index of the star of draws over (draw, train_batch), the reference's without one."""
+    from batchsim.time_to_target import star
+
+    found = star(time_ratio)
+    return case.reference if found is None else found
+
+
+def _after_next_run(ds: xr.Dataset, case: Case, options: dict[str, Any], *, with_reference: bool) -> int:
+    """Index that the decision names once the next run is measured, and the reference run to the target if asked."""
+    import xarray as xr
+
+    from batchsim.predict import predict
+    from batchsim.recommend.decision import decide
+
+    named = ds.attrs["next_run"]
+    if named is not None:
+        nodes = {name: node.to_dataset() for name, node in case.runs.children.items()}
+        if with_reference:
+            nodes = {n: v for n, v in nodes.items() if v.attrs["train_batch"] != case.cluster.reference}
+            nodes["whole_reference"] = case.run(case.cluster.reference)
+        nodes["next_run"] = case.run(int(named["train_batch"]))
+        runs = xr.DataTree.from_dict(nodes)
+        runs.attrs = dict(case.runs.attrs)
+        ds = predict(runs, **options)
+    return case.batches.index(int(decide(ds).train_batch))
 
 
 def _chosen(ds: xr.Dataset, case: Case) -> int:

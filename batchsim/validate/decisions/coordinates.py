@@ -77,6 +77,7 @@ class World:
         Updates lost per update that momentum remembers.
     stale : tuple of float
         a, q, responses in flight; zeros without.
+    lag_logged : bool
     curve : Curve
         Score over responses of the reference after the lost ones.
     target : float [1]
@@ -100,6 +101,7 @@ class World:
     stated_ceiling: float | None
     momentum_loss: float
     stale: tuple[float, float, float]
+    lag_logged: bool
     curve: Curve
     target: float
     spread: float
@@ -178,6 +180,9 @@ def draw_world(number: int, *, stream: int = ranges.STREAM) -> World:
         stated_ceiling=stated,
         momentum_loss=float(loss),
         stale=stale,
+        # A stream of its own, so that the worlds are those of before.
+        lag_logged=np.random.default_rng(np.random.SeedSequence(stream, spawn_key=(4, number))).uniform()
+        < ranges.LAG_LOGGED,
         curve=Curve(
             family=curve_family, start=start, asymptote=start + rise, exponent=exponent,
             scale=learning / float(responses_at(unit, target)),
@@ -317,6 +322,8 @@ def pilot(world: World, train_batch: int, *, responses: float, rng: np.random.Ge
     chunk, batch = _norms(world, train_batch, share, rng)
     ds["sq_norm_chunk"], ds["sq_norm_batch"] = ("rollout_step", chunk), ("rollout_step", batch)
     ds["grad_norm"] = ("rollout_step", np.sqrt(batch))
+    if world.stale[0] > 0 and world.lag_logged:
+        ds["staleness_mean"] = ("rollout_step", np.full(share.size, world.stale[2] / train_batch))
     # What no log holds.
     del ds.attrs["log_pace"]
     ds.attrs |= {"chunks": ranges.CHUNKS, "lr_rule": world.rule}

@@ -18,6 +18,7 @@ References
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,14 +26,14 @@ import numpy as np
 from batchsim.learning.worlds import SoftmaxWorld, Trainer, mean_responses, simulate_grpo, train
 from batchsim.learning.worlds.softmax import Floats
 from batchsim.validate.decisions import ranges
-from batchsim.validate.decisions.choices import Case
+from batchsim.validate.decisions.choices import Case, until_reached
 from batchsim.validate.decisions.clusters import Cluster, draw_cluster, pilot_steps
 from batchsim.validate.worlds.ranges import ROWS, Drawn, draw
 
 if TYPE_CHECKING:
     import xarray as xr
 
-FIRST = 1000
+FIRST = 2000
 """Number of the first world: no other validation draws so far."""
 PROMPTS = 8
 """Of the reference: as many groups as an update has chunks."""
@@ -80,12 +81,18 @@ def policy_case(number: int, *, stream: int = ranges.STREAM) -> Case | str:
     steps = pilot_steps(cluster, float(at))
     if steps[0] < ranges.PILOT_UPDATES_MIN:
         return f"{name}: the reference takes too few updates for two pilots of a fifth"
-    runs = _pilots(world, drawn, cluster, (reference, reference << ranges.PILOT_DOUBLINGS), rate, power, steps, rng)
+    by_batch = dict(zip(batches, rates.tolist(), strict=True))
+    pilots = (reference, reference << ranges.PILOT_DOUBLINGS)
+    spent = np.array(pilots, dtype=np.float64) * steps
+    runs = _runs(
+        world, drawn, cluster, {b: by_batch[b] for b in pilots}, spent=spent, every=spent / 2, seed=4, rng=rng
+    )  # fmt: skip
     return Case(
         label={
             "kind": "policies", "world": number, "rule": rule, "noise_scale": None, "snr_shape": None, "family": row,
             "lr_fraction": None, "penalty": None, "updates": float(at / reference), "ceiling": None,
-            "ceiling_stated": False, "few_updates": False, "stale": False, "concurrency_stated": cluster.stated,
+            "ceiling_stated": False, "few_updates": False, "stale": False, "lag_logged": False,
+            "concurrency_stated": cluster.stated,
         },
         cluster=cluster,
         batches=batches,
@@ -97,6 +104,7 @@ def policy_case(number: int, *, stream: int = ranges.STREAM) -> Case | str:
         stated_ceiling=None,
         learning_rate=float(rate),
         group_size=drawn.group_size,
+        run=partial(_to_target, world, drawn, cluster, by_batch, float(at)),
     )  # fmt: skip
 
 
@@ -134,28 +142,29 @@ def _responses(world: SoftmaxWorld, drawn: Drawn, batches: tuple[int, ...], rate
     return np.asarray(needed)
 
 
-def _pilots(
+def _runs(
     world: SoftmaxWorld,
     drawn: Drawn,
     cluster: Cluster,
-    batches: tuple[int, int],
-    rate: float,
-    power: float,
-    steps: tuple[int, int],
+    rates: dict[int, float],
+    *,
+    spent: Floats,
+    every: Floats,
+    seed: int,
     rng: np.random.Generator,
 ) -> xr.DataTree:
-    """Two runs of one seed each, with step times of the cluster."""
+    """Runs of one seed each, one per batch and its rate, with step times of the cluster."""
     import xarray as xr
 
-    spent = np.array(batches) * np.array(steps)
+    batches = np.array(list(rates))
     tree = simulate_grpo(
         world,
-        prompts=np.array(batches) // drawn.group_size,
+        prompts=batches // drawn.group_size,
         group_size=drawn.group_size,
-        learning_rate=rate * (np.array(batches) / batches[0]) ** power,
+        learning_rate=np.array(list(rates.values())),
         responses_max=spent,
-        evaluate_every=spent / 2,
-        seed=4,
+        evaluate_every=every,
+        seed=seed,
     )
     nodes = {}
     for (name, node), batch in zip(tree.children.items(), batches, strict=True):
@@ -172,3 +181,21 @@ def _pilots(
     runs = xr.DataTree.from_dict(nodes)
     runs.attrs = dict(tree.attrs)
     return runs
+
+
+def _to_target(
+    world: SoftmaxWorld, drawn: Drawn, cluster: Cluster, rates: dict[int, float], needed: float, train_batch: int
+) -> xr.Dataset:
+    """One further run, to the target or for `PATIENCE` times what the reference needs [responses]."""
+    runs = _runs(
+        world,
+        drawn,
+        cluster,
+        {train_batch: rates[train_batch]},
+        spent=np.array([PATIENCE * needed]),
+        every=np.array([needed / ranges.EVALUATIONS]),
+        seed=5,
+        rng=np.random.default_rng(train_batch),
+    )
+    (node,) = runs.children.values()
+    return until_reached(node.to_dataset(), drawn.target)
