@@ -237,7 +237,9 @@ def specified_stages(
     )
     warnings.append(
         f"a framework's step is taken to last {FRAMEWORK_FACTOR} times its modelled stages, as in published runs "
-        "(`batchsim validate rl-steps`); how much of that every step costs alike is not known: between none and all"
+        "(`batchsim validate rl-steps`); how much of that every step costs alike is not known: between none and all; "
+        "what specifications leave out (tools and their environments, several turns, waits between them) is in no "
+        "interval of r_q, and some timed steps of the recipe would tell"
     )
     if system.generation.room is None:
         warnings.append(
