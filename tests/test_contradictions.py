@@ -92,7 +92,7 @@ def test_a_ratio_that_no_law_comes_near_is_said(ratio: list[float], warned: bool
 def test_targets_are_asked_as_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.toml"
     path.write_text("[recipe]\nprompts = 128\ngroup_size = 8\n")
-    for wrong in ("", "0.7,x"):
+    for wrong in ("", "0.7,x", "70%"):
         with pytest.raises(SystemExit) as stop:
             main(["predict", str(path), "--target", wrong])
         assert stop.value.code == 2

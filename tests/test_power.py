@@ -116,3 +116,13 @@ def test_command_refuses_a_ratio_that_is_none(capsys: pytest.CaptureFixture[str]
         main(["power", "--ratio", "-1", "--spread", "0.05"])
     assert stop.value.code == 2
     assert "ratio is -1" in capsys.readouterr().err
+
+
+def test_a_dash_is_explained_and_lists_have_examples_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["power", "--ratio", "1,1.2", "--spread", "0.05"])
+    assert "r_N = 1, which no number of seeds shows" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        main(["power", "--spread", "5%"])
+    assert stop.value.code == 2
+    assert "as --spread 0.05,0.1" in capsys.readouterr().err

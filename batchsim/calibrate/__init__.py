@@ -327,7 +327,7 @@ def calibrate(
         Without runs and without a recipe, for pilots of different recipes, or a target outside what a score can be.
     """
     if not 10 <= draws <= PRIOR_DRAWS:
-        raise InputError(f"draws is {draws}, outside 10 to {PRIOR_DRAWS}")
+        raise InputError(f"draws is {draws}, outside 10 to {PRIOR_DRAWS}", remedy="2000 is the default")
     rng = np.random.default_rng(seed)
     target = plan.target.score if target is None else target
     metric = (plan.target.metric or None) if metric is None else metric

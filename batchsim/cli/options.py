@@ -71,6 +71,16 @@ def column_map(pairs: list[str] | None) -> dict[str, str] | None:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
+LISTED = {
+    "--target": "0.4,0.5",
+    "--targets": "0.4,0.5",
+    "--ratio": "1.05,1.15",
+    "--spread": "0.05,0.1",
+    "--rate": "1e-6,2e-6",
+}
+"""What a list of an option looks like, where it is not one of batches."""
+
+
 def numbers(text: str | None, option: str) -> list[float]:
     """Numbers of a comma-separated option; empty if it was not given.
 
@@ -81,7 +91,7 @@ def numbers(text: str | None, option: str) -> list[float]:
     """
     if text is None:
         return []
-    example = "0.4,0.5" if option.startswith("--target") else "256,512"
+    example = LISTED.get(option, "256,512")
     try:
         found = [float(part) for part in text.split(",") if part.strip()]
     except ValueError as error:

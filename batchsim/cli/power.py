@@ -66,6 +66,7 @@ def power(
 
 def _print(rows: list[dict[str, Any]], wanted: float, level: float) -> None:
     from batchsim.cli.table import make_console, print_rows
+    from batchsim.recommend.power import SEEDS_MAX
 
     console = make_console()
     spreads = list(dict.fromkeys(row["spread"] for row in rows))
@@ -81,6 +82,8 @@ def _print(rows: list[dict[str, Any]], wanted: float, level: float) -> None:
         "spread from the runs themselves (known beforehand)"
     )
     print_rows(console, title, table)
+    if any(row["seeds_student"] is None for row in rows):
+        console.print(f"-: more than {SEEDS_MAX:,} seeds, or r_N = 1, which no number of seeds shows.", soft_wrap=True)
     console.print(
         "spread: standard deviation of log N* between seeds; 2-5 % in pretraining, 5-25 % in reinforcement learning.",
         soft_wrap=True,
