@@ -123,7 +123,7 @@ def figure():
         f"Published (black): {house.PAPER}, figure 10, sqrt rule; values of its fixed-rate control are not printed.",
         "Predicted (blue, orange): median and central 80 % interval, from updates at P = 256 under both rules (figure "
         "6) "
-        f"and generation throughput at P = 256 (figure 7). Its medians are {house.percent(off[0])} to "
+        f"and generation throughput at P = 256 (figure 7). Its medians are {100 * off[0]:.0f} to "
         f"{house.percent(off[-1])} too slow.",
     )
     return fig

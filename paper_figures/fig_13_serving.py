@@ -62,10 +62,10 @@ def draw_rows(ax, found: list[dict], peer: str) -> None:
     house.ratio_axis(ax, (0.5, 0.67, 0.8, 1, 1.25, 1.5, 2, 3), "predicted / measured")
     ax.set_ylim(*LIMITS)
     ax.set_xlabel("measured time per output token (ms)")
-    ax.annotate("batchsim", (0.98, 0.15), xycoords="axes fraction", ha="right", color=house.SYSTEM)
+    ax.annotate("batchsim", (0.98, 0.8), xycoords="axes fraction", ha="right", color=house.SYSTEM)
     ax.annotate(
         f"x  {peer}" + (f" ({beyond} beyond)" if beyond else ""),
-        (0.98, 0.07),
+        (0.98, 0.72),
         xycoords="axes fraction",
         ha="right",
         color=house.REFERENCE,

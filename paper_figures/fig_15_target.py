@@ -74,6 +74,7 @@ def draw(ax, runs, targets: tuple[float, ...], title: str) -> None:
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
     ax.set_xlabel("validation target (%)")
+    ax.set_ylabel("responses per update $B$")
     ax.set_title(title)
 
 
@@ -86,7 +87,6 @@ def figure():
         house.absent(left, title, why)
     else:
         draw(left, runs, TINY_TARGETS, title)
-        left.set_ylabel("responses per update $B$")
     draw(right, simulated(), WORLD_TARGETS, "Simulated: policy, $B_0$ = 512")
     patches = [house.plt.Rectangle((0, 0), 1, 1, color=COLOURS[name]) for name in ("wins", "undecided", "loses")]
     right.legend(

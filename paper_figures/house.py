@@ -29,6 +29,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib import colormaps
 
+from batchsim import plot
 from batchsim.learning.worlds import SoftmaxWorld, softmax_world
 from batchsim.validate.data import VARIABLE
 from batchsim.validate.measured import runs_of
@@ -68,6 +69,8 @@ def panels(rows: int = 1, columns: int = 1, *, height: float = 3.3, **given: Any
 def note(fig: Figure, *lines: str) -> None:
     """The small lines at the foot: what is simulated, predicted from which inputs, measured or published."""
     width = round(NOTE_WIDTH * fig.get_figwidth() / 7.2)
+    # A number and its per cent stay on one line.
+    lines = tuple(line.replace(" %", "\N{NO-BREAK SPACE}%") for line in lines)
     text = "\n".join(part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="   "))
     fig.supxlabel(text, x=0.008, ha="left", fontsize=6.4, color="#444444", linespacing=1.25)
 
@@ -82,7 +85,7 @@ def short(number: float) -> str:
     return f"{number:,.0f}" if number >= 1 else f"{number:g}"
 
 
-def batch_axis(ax: Axes, batches: Iterable[float], label: str, *, axis: str = "x", room: float = 1.25) -> None:
+def batch_axis(ax: Axes, batches: Iterable[float], label: str, *, room: float = 1.25) -> None:
     """A log-2 axis with the batches themselves as ticks.
 
     Parameters
@@ -95,11 +98,10 @@ def batch_axis(ax: Axes, batches: Iterable[float], label: str, *, axis: str = "x
         Margin beyond the outermost ticks, as a factor.
     """
     ticks = [float(b) for b in batches]
-    getattr(ax, f"set_{axis}scale")("log", base=2)
-    getattr(ax, f"set_{axis}ticks")(ticks, [short(b) for b in ticks])
-    getattr(ax, f"{axis}axis").set_minor_locator(plt.NullLocator())
-    getattr(ax, f"set_{axis}lim")(min(ticks) / room, max(ticks) * room)
-    getattr(ax, f"set_{axis}label")(label)
+    plot.batch_axis(ax, ticks)
+    ax.set_xticks(ticks, [short(b) for b in ticks])
+    ax.set_xlim(min(ticks) / room, max(ticks) * room)
+    ax.set_xlabel(label)
 
 
 def ratio_axis(ax: Axes, ticks: Sequence[float], label: str, *, axis: str = "y") -> None:
@@ -169,7 +171,7 @@ def absent(ax: Axes, title: str, reason: str) -> None:
     ax.text(
         0.5,
         0.5,
-        "\n".join(textwrap.wrap(reason, 44)),
+        "\n".join(textwrap.wrap(reason, 30)),
         ha="center",
         va="center",
         color=REFERENCE,

@@ -220,7 +220,7 @@ def test_time_to_target_shows_the_published_points_and_the_miss() -> None:
     low, middle, high = module.quantiles(forecast)
     assert (low <= middle).all()
     assert (middle <= high).all()
-    assert f"{100 * max(module.errors(forecast).values()):.0f} % too slow" in fig.get_supxlabel()
+    assert f"{100 * max(module.errors(forecast).values()):.0f}\N{NO-BREAK SPACE}% too slow" in fig.get_supxlabel()
 
 
 def test_step_times_of_the_large_model() -> None:
