@@ -39,7 +39,7 @@ NOTES = """
 - **Sparse signal breaks the law** in simulated worlds, and two short pilots near the best rate miss their goals there
   ([worlds_results.md](worlds_results.md)).
 - **The worst decisions are worse than asked**: the 95th percentile of regret over random worlds misses its goal by a
-  factor of three, mostly where signal lies in few coordinates ([decisions.md](decisions.md)).
+  factor of three, half of the worst where signal lies in few coordinates ([decisions.md](decisions.md)).
 - No recommendation has been tried on a cluster by us: the published sweep of Li et al., the runs of MLPerf and our
   small transformer are the measured rows.
 
