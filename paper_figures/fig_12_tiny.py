@@ -24,7 +24,7 @@ import house
 import numpy as np
 
 from batchsim import predict, sample_cost_ratio
-from batchsim.predict import matching_arms
+from batchsim.predict import compare
 
 TARGET = 0.45
 BATCHES = tuple(64.0 * 2**k for k in range(7))
@@ -49,14 +49,10 @@ def forecasts() -> tuple[dict, str]:
 
 
 def measured(ds, ratio: str) -> np.ndarray:
-    """Batch, lower limit, estimate and upper limit of a measured ratio, (4, arm)."""
-    arms = matching_arms(ds)
-    value = arms[ratio].values
-    if value.ndim == 1:
-        half = 1.2816 * arms["throughput_ratio_se"].values
-        value = np.stack([value - half, value, value + half], axis=1)
-    order = np.argsort(arms["train_batch"].values)
-    return np.vstack([arms["train_batch"].values, value.T])[:, order]
+    """Batch, lower limit, estimate and upper limit of a measured ratio, (4, arm); r_q is that of steady steps."""
+    rows = [c for c in compare(ds) if c["claim"] == ratio]
+    found = [(c["train_batch"], c["measured_interval"][0], c["measured"], c["measured_interval"][1]) for c in rows]
+    return np.array([(BATCHES[0], 1.0, 1.0, 1.0), *sorted(found)], dtype=float).T
 
 
 # %%
