@@ -64,7 +64,7 @@ def draw_rows(ax, found: list[dict], peer: str) -> None:
     ax.set_xlabel("measured time per output token (ms)")
     ax.annotate("batchsim", (0.98, 0.8), xycoords="axes fraction", ha="right", color=house.SYSTEM)
     ax.annotate(
-        f"x  {peer}" + (f" ({beyond} beyond)" if beyond else ""),
+        peer + (f" ({beyond} beyond)" if beyond else ""),
         (0.98, 0.72),
         xycoords="axes fraction",
         ha="right",
