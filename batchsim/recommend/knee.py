@@ -59,6 +59,8 @@ SHOWN = 0.9
 """Probability that something departs from which a knee is called shown."""
 NEEDED_SHARE = 0.5
 """Of the best experiment's information, for a cheaper one to be named."""
+LEAST_BITS = 0.05
+"""Information below which no outcome of an experiment would change the reading."""
 MIN_COST = 0.02
 """Of a reference run: what reading a log takes."""
 NOISE_ROOM = (0.1, 30.0)
@@ -127,7 +129,7 @@ class Knee:
     explanations : tuple of Explanation
     experiments : tuple of Experiment
     cheapest : Experiment or None
-        None where nothing is open.
+        None where none carries `LEAST_BITS`.
     sentences : tuple of str
     """
 
@@ -214,7 +216,7 @@ def explain_knee(
         key=lambda e: -e.information / e.cost,
     )
     best = max(e.information for e in experiments)
-    useful = [e for e in experiments if e.information >= NEEDED_SHARE * best and best > 0.01]
+    useful = [e for e in experiments if e.information >= NEEDED_SHARE * best and best >= LEAST_BITS]
     cheapest = min(useful, key=lambda e: e.cost) if useful else None
     shown = 1 - probability["censoring"] >= SHOWN
     return Knee(
@@ -535,7 +537,7 @@ def _sentences(explanations: list[Explanation], cheapest: Experiment | None, sho
         f"next is {second.name} ({second.probability:.2f})."
     )
     if cheapest is None:
-        said.append("No experiment of those considered would tell more.")
+        said.append(f"No experiment of those considered carries {LEAST_BITS} bits: none would change this reading.")
     else:
         outcomes = ", ".join(
             f"{e.name} {cheapest.outcomes[e.name]:.2f}" for e in explanations[:3] if e.probability > 0.02
