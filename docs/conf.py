@@ -78,6 +78,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "remove_config_comments": True,
     "show_memory": False,
+    "write_computation_times": False,  # its page would load scripts from elsewhere
     "plot_gallery": True,
     "abort_on_example_error": True,
     "image_srcset": ["2x"],
