@@ -118,9 +118,9 @@ def figure():
         ax.annotate(
             f"star, B = {house.short(best)}",
             (best, at),
-            xytext=(-6, -9),
+            xytext=(0, -9),
             textcoords="offset points",
-            ha="left",
+            ha="left" if ax is axes[0] else "center",  # clear of the critical batch beside it
             va="top",
             fontsize=7.5,
             color=house.WHOLE,
