@@ -295,6 +295,19 @@ def test_a_further_run_ends_with_the_target() -> None:
     assert until_reached(whole, math.inf).sizes == whole.sizes
 
 
+def test_further_runs_of_two_batches_share_no_chance() -> None:
+    case = coordinate_case(5)
+    machine = []
+    for batch in (case.cluster.reference, 4 * case.cluster.reference):
+        ds = case.run(batch)
+        seconds = ds["step_seconds"].values / case.cluster.step_seconds(batch)
+        machine.append(np.log(seconds[:20]))
+    # Scatter of steps about their own mean would be equal to the last digit, were the draws the same.
+    apart = [m - m.mean() for m in machine]
+    assert abs(np.corrcoef(apart)[0, 1]) < 0.8
+    assert case.run(case.cluster.reference).identical(case.run(case.cluster.reference))
+
+
 def test_age_is_logged_in_half_of_the_asynchronous_worlds() -> None:
     stale = [w for w in WORLDS if w.stale[0] > 0]
     logged = [w for w in stale if w.lag_logged]

@@ -174,7 +174,8 @@ def _run(world: World, stream: int, train_batch: int) -> xr.Dataset:
     if not np.isfinite(needed):
         seconds = responses_to_target(world, world.reference) / float(cluster.throughput(world.reference))
         needed = ranges.DIVERGED * seconds * float(cluster.throughput(train_batch))
-    rng = np.random.default_rng(np.random.SeedSequence(stream, spawn_key=(3, world.number)))
+    # A stream for each batch: runs that shared theirs would share the spread that their ratio is to have.
+    rng = np.random.default_rng(np.random.SeedSequence(stream, spawn_key=(3, world.number, train_batch)))
     spacing = world.reference * world.updates / ranges.EVALUATIONS
     # As long as a run of this world's spread takes, and one evaluation more.
     most = needed * np.exp(3 * world.spread) + max(spacing, 2.0 * train_batch)

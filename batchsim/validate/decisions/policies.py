@@ -104,7 +104,7 @@ def policy_case(number: int, *, stream: int = ranges.STREAM) -> Case | str:
         stated_ceiling=None,
         learning_rate=float(rate),
         group_size=drawn.group_size,
-        run=partial(_to_target, world, drawn, cluster, by_batch, float(at)),
+        run=partial(_to_target, world, drawn, cluster, by_batch, float(at), (stream, number)),
     )  # fmt: skip
 
 
@@ -184,9 +184,17 @@ def _runs(
 
 
 def _to_target(
-    world: SoftmaxWorld, drawn: Drawn, cluster: Cluster, rates: dict[int, float], needed: float, train_batch: int
+    world: SoftmaxWorld,
+    drawn: Drawn,
+    cluster: Cluster,
+    rates: dict[int, float],
+    needed: float,
+    case: tuple[int, int],
+    train_batch: int,
 ) -> xr.Dataset:
     """One further run, to the target or for `PATIENCE` times what the reference needs [responses]."""
+    stream, number = case
+    rng = np.random.default_rng(np.random.SeedSequence(stream, spawn_key=(3, number, train_batch)))
     runs = _runs(
         world,
         drawn,
@@ -194,8 +202,8 @@ def _to_target(
         {train_batch: rates[train_batch]},
         spent=np.array([PATIENCE * needed]),
         every=np.array([needed / ranges.EVALUATIONS]),
-        seed=5,
-        rng=np.random.default_rng(train_batch),
+        seed=int(rng.integers(2**32)),
+        rng=rng,
     )
     (node,) = runs.children.values()
     return until_reached(node.to_dataset(), drawn.target)
