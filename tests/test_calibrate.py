@@ -26,6 +26,7 @@ from batchsim.errors import InputError
 from batchsim.learning.noise_scale import from_chunk_norms
 from batchsim.learning.sample_cost import sample_cost_ratio
 from batchsim.plan import Learning, Plan, plan_from_dict
+from batchsim.predict import predict
 from batchsim.specs.recipe import Recipe
 
 Floats = NDArray[np.float64]
@@ -349,6 +350,18 @@ class TestReference:
         # 96 responses, 2 epochs in 3 updates: 64 responses per update.
         runs = tree([a_run(train_batch=64, rollout_batch=96, responses_to_target=9600, seed=i) for i in range(2)])
         assert calibrate(runs, Plan(), target=TARGET, draws=50).recipe.train_batch == 64
+
+    def test_keeps_updates_and_epochs_of_the_logs(self) -> None:
+        runs = []
+        for i, b in enumerate((256, 512)):
+            run = a_run(train_batch=b, rollout_batch=2 * b, responses_to_target=1e5, seed=i)
+            run.attrs |= {"updates_per_rollout": 4, "epochs": 2}
+            runs.append(run)
+        c = calibrate(tree(runs), Plan(), target=TARGET, draws=50)
+        # 2 B a rollout step is as well one pass in two updates, and the age of responses is not that.
+        assert (c.recipe.updates_per_rollout, c.recipe.epochs, c.recipe.train_batch) == (4, 2, 256)
+        lags = [row["lag"] for row in predict(c, batches=(256, 512)).attrs["decoupled"]]
+        assert lags == [(4 - 1) / 2 + 4]
 
     def test_arms_without_a_group_size_count_too(self) -> None:
         # A CSV need not state it; then nothing says that the groups differ.

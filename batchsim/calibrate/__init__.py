@@ -336,7 +336,7 @@ def calibrate(
     if measured is not None:
         warnings += [w for w in measured.attrs["warnings"] if "noise scale" not in w and "noise-scale" not in w]
     nodes = {name: node.to_dataset() for name, node in runs.children.items()} if runs is not None else {}
-    recipe = _reference_recipe(measured, plan)
+    recipe = _reference_recipe(measured, nodes, plan)
     nodes = same_group(nodes, recipe.group_size)
     if measured is not None:
         check_recipes(nodes, allow_mixed=allow_mixed)
@@ -412,7 +412,7 @@ def calibrate(
     )
 
 
-def _reference_recipe(measured: xr.DataTree | None, plan: Plan) -> Recipe:
+def _reference_recipe(measured: xr.DataTree | None, nodes: dict[str, xr.Dataset], plan: Plan) -> Recipe:
     """The plan's recipe, or the arm with the smallest batch."""
     if plan.recipe is not None:
         return plan.recipe
@@ -425,19 +425,35 @@ def _reference_recipe(measured: xr.DataTree | None, plan: Plan) -> Recipe:
     arms = measured["arms"].to_dataset()
     arm = arms.isel(arm=arms.attrs["reference"])
     rules = {str(r) for r in arms["lr_rule"].values} & set(EXPONENTS)
-    return _recipe_of(arm, lr_rule="sqrt" if len(rules) != 1 else rules.pop())
+    return _recipe_of(arm, nodes, lr_rule="sqrt" if len(rules) != 1 else rules.pop())
 
 
-def _recipe_of(arm: xr.Dataset, *, lr_rule: str) -> Recipe:
+def _recipe_of(arm: xr.Dataset, nodes: dict[str, xr.Dataset], *, lr_rule: str) -> Recipe:
     rollout, train = round(float(arm["rollout_batch"])), round(float(arm["train_batch"]))
     group = float(arm["group_size"])
     size = round(group) if np.isfinite(group) else 1
     rate = float(arm["learning_rate"])
+    updates, epochs = _updates_and_epochs(rollout, train, nodes)
     return Recipe(
         prompts=rollout // size,
         group_size=size,
-        updates_per_rollout=rollout // math.gcd(rollout, train),
-        epochs=train // math.gcd(rollout, train),
+        updates_per_rollout=updates,
+        epochs=epochs,
         learning_rate=rate if np.isfinite(rate) else None,
         lr_rule=lr_rule,  # type: ignore[arg-type]
     )
+
+
+def _updates_and_epochs(rollout: int, train: int, nodes: dict[str, xr.Dataset]) -> tuple[int, int]:
+    """M and E as the logs of the reference state them, else the least that give its two batches."""
+    stated = {
+        (int(ds.attrs["updates_per_rollout"]), int(ds.attrs["epochs"]))
+        for ds in nodes.values()
+        if ds.attrs["train_batch"] == train and {"updates_per_rollout", "epochs"} <= ds.attrs.keys()
+    }
+    # Both batches leave M and E a common factor, which the age of responses and the number of updates depend on.
+    fits = [(m, e) for m, e in stated if rollout * e == train * m]
+    if len(fits) == 1:
+        return fits[0]
+    common = math.gcd(rollout, train)
+    return rollout // common, train // common
