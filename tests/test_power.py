@@ -14,6 +14,7 @@ from scipy.special import ndtri, stdtrit
 from batchsim.cli import main
 from batchsim.errors import InputError
 from batchsim.recommend import power_of_seeds, seeds_needed
+from batchsim.recommend.power import SEEDS_MAX
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,11 @@ def test_power_is_a_probability_and_the_same_for_a_ratio_and_its_inverse(
 def test_without_a_difference_power_is_the_error_rate() -> None:
     assert float(power_of_seeds(5, ratio=1.0, spread=0.1, level=0.8)) == pytest.approx(0.2)
     assert seeds_needed(ratio=1.0, spread=0.1) is None
+    # The most that is counted is no power of two.
+    most = seeds_needed(ratio=math.exp(0.00097), spread=0.1, kind="normal")
+    assert most is not None
+    assert 90_000 < most <= SEEDS_MAX
+    assert seeds_needed(ratio=math.exp(0.0009), spread=0.1, kind="normal") is None
 
 
 @pytest.mark.parametrize(

@@ -143,9 +143,9 @@ def seeds_needed(
 
     low, high = 0, 1
     while not enough(high):
-        low, high = high, 2 * high
-        if high > SEEDS_MAX:
+        if high == SEEDS_MAX:
             return None
+        low, high = high, min(2 * high, SEEDS_MAX)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
