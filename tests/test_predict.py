@@ -30,7 +30,9 @@ from batchsim.logs import read_logs
 from batchsim.measure import measure
 from batchsim.plan import Plan, plan_from_dict, read_plan
 from batchsim.predict import choose_pilots, compare, matching_arms, predict
+from batchsim.predict.candidates import candidate_batches
 from batchsim.recommend import recommend
+from batchsim.specs.recipe import Recipe
 from batchsim.time_to_target import effective_range, star
 from batchsim.variables import VARIABLES
 
@@ -584,6 +586,13 @@ def test_default_candidates_are_octaves_of_whole_prompts() -> None:
     assert several.attrs["reference_batch"] == 64
     assert (several["rollout_batch"] == 4 * several["train_batch"]).all()
     assert (several["prompts"] % 1 == 0).all()
+
+
+def test_default_candidates_are_whole_responses() -> None:
+    # 16 prompts in 64 updates are 2 responses each; at 4 prompts an update would take half of one.
+    recipe = Recipe(prompts=16, group_size=8, updates_per_rollout=64)
+    assert candidate_batches(recipe, ()).tolist() == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
+    assert candidate_batches(Recipe(prompts=3, updates_per_rollout=3, epochs=2), ()).tolist()[:2] == [2.0, 4.0]
 
 
 def test_candidates_that_are_stated_are_kept_and_sorted() -> None:

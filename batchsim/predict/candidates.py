@@ -1,6 +1,6 @@
 """Candidate batches: whole numbers of prompts, octaves of the reference unless stated.
 
-Candidates are the reference times 2^k, k = -2 ... 6, at the reference's group size, where prompts are whole.
+Candidates are the reference times 2^k, k = -2 ... 6, at the reference's group size, where prompts and batch are whole.
 Batches that leave a GPU of a specified trainer without a response are left out, and named.
 """
 
@@ -28,7 +28,8 @@ def candidate_batches(recipe: Any, batches: Sequence[float]) -> Floats:
     per_prompt = recipe.group_size * recipe.epochs / recipe.updates_per_rollout
     if not batches:
         prompts = np.array([recipe.prompts * 2.0**k for k in DOUBLINGS])
-        return np.asarray(prompts[(prompts >= 1) & (prompts % 1 == 0)] * per_prompt)
+        whole = (prompts % 1 == 0) & (prompts * recipe.group_size * recipe.epochs % recipe.updates_per_rollout == 0)
+        return np.asarray(prompts[whole] * recipe.group_size * recipe.epochs / recipe.updates_per_rollout)
     if len(batches) > MAX_CANDIDATES:
         raise InputError(f"{len(batches)} candidate batches, and {MAX_CANDIDATES} are the most")
     chosen = np.unique(np.asarray(batches, dtype=np.float64))
