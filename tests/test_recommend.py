@@ -154,6 +154,15 @@ class TestDecision:
         found = decide(forecast(t, [1.0, 1.2, math.inf], 512.0))
         assert "B = 1024 diverges in the median draw." in found.sentences
 
+    def test_where_all_diverge_nothing_is_said_to_be_best(self) -> None:
+        found = decide(forecast(np.full((20, 3), math.inf), [math.inf] * 3, None))
+        (said,) = found.sentences
+        assert said.startswith("Training diverges at every candidate")
+
+    def test_no_difference_is_no_saving(self) -> None:
+        found = decide(forecast(np.ones((20, 3)), [1.0, 1.0, 1.0], 256.0))
+        assert "B = 512 takes 0 % longer: 1.00 times the throughput for 1.00 times the responses." in found.sentences
+
     def test_the_command_states_it(self, capsys: pytest.CaptureFixture[str]) -> None:
         arguments = ["predict", "--example", "verl-sweep", "--target", "0.55", "--draws", "200"]
         with pytest.raises(SystemExit):

@@ -87,9 +87,12 @@ def decide(ds: xr.Dataset) -> Decision:
     regret, near = expected_regret(tau), p_near_best(tau)
     star = ds.attrs["star"]
     at = int(np.argmin(regret)) if star is None else int(np.flatnonzero(batches == star)[0])
-    said = [_gain(ds, at), _sureness(batches, near, regret, at, star is not None)]
-    said += _neighbours(ds, at)
-    said.append(_next(ds, near, batches))
+    if near.max() == 0:
+        # Regret is over the best candidate, and here there is none.
+        said = ["Training diverges at every candidate, in every draw: ask for a lower learning rate or other batches."]
+    else:
+        said = [_gain(ds, at), _sureness(batches, near, regret, at, star is not None)]
+        said += [*_neighbours(ds, at), _next(ds, near, batches)]
     return Decision(
         train_batch=float(batches[at]),
         is_star=star is not None,
@@ -145,7 +148,7 @@ def _neighbours(ds: xr.Dataset, at: int) -> list[str]:
             said.append(f"B = {batches[other]:g} diverges in the median draw.")
             continue
         change, cost, speed = t_other / t - 1, n_other / n, q_other / q
-        verb = f"takes {100 * change:.0f} % longer" if change > 0 else f"saves {-100 * change:.0f} %"
+        verb = f"takes {100 * change:.0f} % longer" if change >= 0 else f"saves {-100 * change:.0f} %"
         said.append(
             f"B = {batches[other]:g} {verb}: {speed:.2f} times the throughput for {cost:.2f} times the responses."
         )
