@@ -27,6 +27,7 @@ from batchsim.learning.curve import (
 )
 from batchsim.logs import read_logs
 from batchsim.measure import measure
+from batchsim.predict import predict
 from batchsim.variables import VARIABLES
 
 CURVE = Curve(family="exponential", start=0.3, asymptote=0.7, scale=6e4)
@@ -62,6 +63,12 @@ class TestLayout:
         assert set(run.attrs) - {"log_pace"} == set(read.attrs)
         for name in ("prompts", "group_size", "rollout_batch", "train_batch", "updates_per_rollout", "epochs"):
             assert run.attrs[name] == read.attrs[name]
+
+    def test_chance_of_a_run_is_no_part_of_its_recipe(self) -> None:
+        tree = simulate_runs(CURVE, costs={64: 1.0, 128: 1.2}, responses_max=1e5, evaluation_spacing=1e3, runs=2,
+                             spread=0.1, learning_rates={64: 1e-6, 128: 1.4e-6}, **STEP)  # fmt: skip
+        assert not [w for w in measure(tree, target=0.5).attrs["warnings"] if "log_pace" in w]
+        assert predict(tree, target=0.5, draws=50).attrs["calibrated_on"] == [64.0, 128.0]
 
     def test_every_variable_is_in_the_vocabulary(self) -> None:
         tree = simulate_runs(CURVE, costs={64: 1.0}, responses_max=1e4, evaluation_spacing=1e3, **STEP)

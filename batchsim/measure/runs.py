@@ -256,7 +256,7 @@ def _last_time(ds: xr.Dataset) -> tuple[float, float]:
 
 SAME_BY_DESIGN = {
     *("train_batch", "rollout_batch", "prompts", "group_size", "learning_rate", "lr_rule", "grad_clip", "chunks"),
-    *("seed", "run", "path", "framework", "logged_by", "provenance", "warnings", "unused", "status"),
+    *("seed", "run", "path", "framework", "logged_by", "provenance", "warnings", "unused", "status", "log_pace"),
     *("target", "target_metric", "eval_samples", "eval_samples_total", "inferred_rollout_batch"),
 }
 """Attributes that tell arms apart already, follow the batch by rule (a gradient clip), or say nothing of the recipe."""
