@@ -141,6 +141,20 @@ class TestGrowth:
         assert found["steps"][0]["progress"] == 0
         assert predict(runs, plan=known, target=TARGET, draws=50).attrs["growth"] is None
 
+    def test_rates_stay_below_the_ceiling(self, runs: xr.DataTree) -> None:
+        learning = {"noise_scale": 400, "lr_fraction": 0.05, "penalty_shape": -1}
+        # A ceiling at the reference's own rate leaves larger batches that rate.
+        trust = {"kl_per_update": 1e-3, "kl_max": 1e-3}
+        found = {
+            name: predict(
+                runs, plan=plan_from_dict({"learning": learning | extra}), target=TARGET, schedule=True, draws=200,
+                lr_rule=rule, batches=(64, 128, 256, 512),
+            ).attrs["growth"]
+            for name, rule, extra in (("fixed", "fixed", {}), ("capped", "sqrt", trust), ("free", "sqrt", {}))
+        }  # fmt: skip
+        assert found["capped"]["constant_batch"] == found["fixed"]["constant_batch"] < found["free"]["constant_batch"]
+        assert found["capped"]["gain"] == pytest.approx(found["fixed"]["gain"])
+
     def test_survives_a_file(self, runs: xr.DataTree) -> None:
         known = plan_from_dict({"learning": {"noise_scale": 400}})
         c = calibrate(runs, known, target=TARGET, draws=50, with_curve=True)

@@ -40,6 +40,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from batchsim.calibrate import Calibration
+from batchsim.calibrate.observations import rate_ceiling
 from batchsim.errors import InputError
 from batchsim.learning.curve import best_schedule, noise_scale_along
 from batchsim.learning.lr_rule import LRRule
@@ -234,6 +235,7 @@ def growing_batch(ds: xr.Dataset, calibration: Calibration, rule: LRRule, warnin
             candidates=ds["train_batch"].values.tolist(),
             snr_shape=shape,
             lr_rule=rule,
+            ceiling=rate_ceiling(recipe, calibration.plan.learning),
             curvature_ratio=bend,
             penalty_shape=middle["penalty_shape"],
             optimizer=recipe.optimizer,
