@@ -117,6 +117,9 @@ def draw_lag(
         + (" (one batch: anything from 0 to 1)" if len(known) == 1 else "")
         + "; r_N holds what that costs from a prior, a run at half the responses in flight would tell"
     )
-    return Lag(
-        reference=reference, exponent=exponent, cost=STALENESS[0] * np.exp(COST_SPREAD * rng.standard_normal(draws))
-    )
+    return Lag(reference=reference, exponent=exponent, cost=draw_cost(draws, rng))
+
+
+def draw_cost(draws: int, rng: np.random.Generator) -> Floats:
+    """Draws of a, the cost of an update's age [1], from the scatter of the published rows."""
+    return np.asarray(STALENESS[0] * np.exp(COST_SPREAD * rng.standard_normal(draws)))

@@ -167,7 +167,7 @@ def predict(
     attrs |= {
         "regimes": regimes(ds, calibration),
         "plateau": plateau(ds, level=level),
-        "decoupled": decoupled(ds, calibration, level=level),
+        "decoupled": decoupled(ds, calibration, level=level, seed=seed),
         "growth": growing_batch(ds, calibration, rule, attrs["warnings"]) if schedule else None,
     }
     attrs["warnings"] += too_small + _warnings(

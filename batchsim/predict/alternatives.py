@@ -13,10 +13,10 @@ Plateau. Batches whose T is within 5 % of the least, from T/T_0 of the candidate
 logarithms) in every draw.
 
 Decoupled concurrency. Generation may run at the concurrency of a larger batch while each update keeps B_0. Responses in
-flight beyond one batch grow old by L = L_0 + M (R'/R_0 - 1) updates (Little's law), which costs the factor
-(1 + a L^q)/(1 + a L_0^q) of `mechanism.staleness_factor`, and N* is otherwise that of B_0:
+flight beyond one batch grow old by L = L_0 + M g (R'/R_0 - 1) updates, g the recipe's gen_ratio (Little's law), which
+costs the factor (1 + a L^q)/(1 + a L_0^q) of `mechanism.staleness_factor`, and N* is otherwise that of B_0:
 
-    T/T_0 = staleness/r_q(R').
+    T/T_0 = staleness/r_q(R'),      a as uncertain as in `calibrate.lag`.
 
 This is the most that decoupling can give: r_q of the larger batch is granted although what a step costs once (update,
 synchronisation) then comes as often as before.
@@ -40,11 +40,12 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from batchsim.calibrate import Calibration
+from batchsim.calibrate.lag import draw_cost
 from batchsim.calibrate.observations import rate_ceiling
 from batchsim.errors import InputError
 from batchsim.learning.curve import best_schedule, noise_scale_along
 from batchsim.learning.lr_rule import LRRule
-from batchsim.learning.mechanism import rollout_lag, staleness_factor
+from batchsim.learning.mechanism import STALENESS, rollout_lag, staleness_factor
 from batchsim.time_to_target import NEAR_BEST
 
 Floats = NDArray[np.float64]
@@ -141,7 +142,7 @@ def _span(u: Floats, log_t: Floats) -> tuple[Floats, Floats]:
     return u[far_below + 1], u[far_above - 1]
 
 
-def decoupled(ds: xr.Dataset, calibration: Calibration, *, level: float) -> list[dict[str, Any]]:
+def decoupled(ds: xr.Dataset, calibration: Calibration, *, level: float, seed: int) -> list[dict[str, Any]]:
     """Generation at the concurrency of every larger candidate, updates at the reference batch.
 
     Parameters
@@ -149,28 +150,44 @@ def decoupled(ds: xr.Dataset, calibration: Calibration, *, level: float) -> list
     ds : xarray.Dataset
     calibration : Calibration
     level : float [1]
+    seed : int
+        Of the cost of staleness, where no log states an age.
 
     Returns
     -------
     list of dict
-        `train_batch` whose concurrency it is, `lag` [updates], `staleness_factor`, `time_ratio` (median T/T_0, at
-        best) and its `interval`.
+        `train_batch` whose concurrency it is, `lag` [updates], `staleness_factor` (at the median cost), `time_ratio`
+        (median T/T_0, at best) and its `interval`.
     """
     recipe = calibration.recipe
     b0 = float(recipe.train_batch)
     usual = float(rollout_lag(updates_per_rollout=recipe.updates_per_rollout, in_flight=recipe.gen_ratio - 1))
     # Logs may say more of the age than the recipe does.
     logged = 0.0 if calibration.lag is None else max(calibration.lag.reference - usual, 0.0)
+    if calibration.lag is None:
+        cost = draw_cost(calibration.noise_scale.size, np.random.default_rng([seed, 3]))
+        middle_cost = STALENESS[0]
+    else:
+        cost, middle_cost = calibration.lag.cost, float(np.median(calibration.lag.cost))
     rows = []
     tail = (1 - level) / 2
     for b in ds["train_batch"].values[ds["train_batch"].values > b0].tolist():
         in_flight = recipe.gen_ratio * b / b0 - 1
         lag = float(rollout_lag(updates_per_rollout=recipe.updates_per_rollout, in_flight=in_flight)) + logged
-        factor = float(staleness_factor(lag, reference_lag=usual + logged))
-        drawn = factor / ds["throughput_ratio"].sel(train_batch=b).values
+        factor, late = (
+            staleness_factor(lag, reference_lag=usual + logged, constants=(a, STALENESS[1]))
+            for a in (middle_cost, cost)
+        )
+        drawn = late / ds["throughput_ratio"].sel(train_batch=b).values
         low, middle, high = (float(v) for v in np.quantile(drawn, [tail, 0.5, 1 - tail], method="nearest"))
         rows.append(
-            {"train_batch": b, "lag": lag, "staleness_factor": factor, "time_ratio": middle, "interval": [low, high]}
+            {
+                "train_batch": b,
+                "lag": lag,
+                "staleness_factor": float(factor),
+                "time_ratio": middle,
+                "interval": [low, high],
+            }
         )
     return rows
 
