@@ -216,7 +216,7 @@ def run_evidence(
             seen = [o for o in seen if math.isfinite(o.low + o.high)]
             seen += _on_curves(arms, overlay, line)
             warnings.append(_said_of_curves(overlay, measured.attrs["target"]))
-        elif any(len(a.names) for a in arms):
+        else:
             warnings.append(f"r_N from learning curves at equal responses: {overlay.message}")
     if not bounded:
         seen = [o for o in seen if o.level != "target"]
