@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+from numpy.typing import NDArray
 from test_calibrate import B0, TARGET, a_run, plan, sweep, tree
 
 from batchsim.calibrate import Calibration, calibrate
@@ -132,6 +133,20 @@ class TestFiles:
             assert direct.attrs[name] == again.attrs[name]
         # What stands beside it was measured, and a file holds no runs.
         assert again.attrs["measured"] is None
+
+    def test_another_rule_is_as_unsure_of_its_arms_as_a_calibration_for_it(self) -> None:
+        runs = read_logs(example_path("verl-sweep"))
+        c = calibrate(runs, Plan(), target=0.55, draws=2000)
+
+        def width(ds: xr.Dataset) -> NDArray[np.float64]:
+            log_cost = np.log(ds["sample_cost_ratio"].sel(train_batch=[256, 512]).values)
+            low, high = np.quantile(log_cost, [0.1, 0.9], axis=0)
+            return np.asarray(high - low)
+
+        later, direct = predict(c, lr_rule="fixed"), predict(runs, target=0.55, lr_rule="fixed")
+        assert width(later) == pytest.approx(width(direct), rel=0.1)
+        assert any("held its arms against the rule 'sqrt'" in w for w in later.attrs["warnings"])
+        assert not any("held its arms" in w for ds in (direct, predict(c)) for w in ds.attrs["warnings"])
 
     @pytest.mark.parametrize("which", ["li2026", "specified", "prior"])
     def test_plans_come_back_too(self, which: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from batchsim.calibrate import Calibration, calibrate
 from batchsim.calibrate.limits import critical_gen_limit
+from batchsim.calibrate.observations import RateLine, rate_ceiling
 from batchsim.calibrate.specified import SPECIFIED, specified
 from batchsim.calibrate.what_if import ridge_batches, what_if
 from batchsim.criterion import cost, gpu_hours, verdict
@@ -141,6 +143,7 @@ def predict(
             seed=seed,
         )
     rule = lr_rule if lr_rule is not None else _rule_of(calibration)
+    calibration = _along(calibration, rule)
     planned = plan.recipe.batches if plan.recipe is not None else ()
     candidates, too_small = trainable(calibration, candidate_batches(calibration.recipe, batches or planned))
     ds = forecast(calibration, candidates, rule, plan.learning, level=level, seed=seed)
@@ -249,6 +252,23 @@ def _settled(
 def _rule_of(calibration: Calibration) -> LRRule:
     """The rule that arms were held against; the recipe's where that was a function."""
     return calibration.recipe.lr_rule if calibration.lr_rule == "user" else calibration.lr_rule
+
+
+def _along(calibration: Calibration, rule: LRRule) -> Calibration:
+    """The calibration with its arms held against the rule that is forecast; said where that was another one."""
+    if rule_name(rule) == calibration.lr_rule:
+        return calibration
+    ceiling = rate_ceiling(calibration.recipe, calibration.plan.learning)
+    line = RateLine(recipe=calibration.recipe, lr_rule=rule, ceiling=ceiling)
+    seen = tuple(replace(o, off_rule=line.off(o.train_batch, o.learning_rate_ratio)) for o in calibration.seen)
+    if seen == calibration.seen:
+        return calibration
+    said = (
+        f"the calibration held its arms against the rule '{calibration.lr_rule}', and the forecast is of "
+        f"'{rule_name(rule)}': arms off that carry the law's error, and their weights are those of before; calibrate "
+        "with that rule for both"
+    )
+    return replace(calibration, seen=seen, warnings=[*calibration.warnings, said])
 
 
 def _what_if(plan: Plan, calibration: Calibration, attrs: dict[str, Any], seed: int) -> dict[str, Any]:
