@@ -319,6 +319,16 @@ BREAKS: list[Break] = [
         tests=("tests/test_predict_specified.py",),
     ),
     *_of(
+        "system/rollout/lengths.py",
+        (
+            "context of unequal lengths",
+            "math.fsum(n * n for n in sample) / (2 *",
+            "math.fsum(n * n for n in sample) / (1 *",
+        ),
+        ("square of cut lengths", "math.exp(2 * m + 2 * s * s)", "math.exp(2 * m + s * s)"),
+        tests=("tests/test_rollout_lengths.py",),
+    ),
+    *_of(
         "system/roofline/__init__.py",
         (
             "ridge",
