@@ -35,7 +35,9 @@ from batchsim.learning.sample_cost import sample_cost_ratio
 
 STALENESS = (0.27, 0.87)
 """a and q of the staleness factor. Through the middle of the published ranges, 1.4 to 2.0 at a lag of 3 updates and
-5 to 8 at 31; at a lag of 1 it gives 1.27 within 1.0 to 1.9 [2]_. One optimizer batch, one seed: an order of size."""
+5 to 8 at 31; at a lag of 1 it gives 1.27 within 1.0 to 1.9 [2]_. One optimizer batch, one seed: an order of size.
+Lags of these rows are those of a rollout's last update, M - 1, and the mean of its updates is half of that: what is
+priced at a mean age (`rollout_lag`) is priced low by up to 2^q in a, less than the rows scatter."""
 MOMENTUM_LOSS = 0.35
 """a of the few-updates term: tiny_grpo at 64 times the batch needs 2 to 4 updates (of 14 to 31) more than its
 measured slope A(B) asks for, with beta_1 = 0.9, at three targets. From one sweep: an order of size."""
