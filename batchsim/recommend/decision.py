@@ -91,8 +91,8 @@ def decide(ds: xr.Dataset) -> Decision:
         # Regret is over the best candidate, and here there is none.
         said = ["Training diverges at every candidate, in every draw: ask for a lower learning rate or other batches."]
     else:
-        said = [_gain(ds, at), _sureness(batches, near, regret, at, star is not None)]
-        said += [*_neighbours(ds, at), _next(ds, near, batches)]
+        said = [_gain(ds, at), _sureness(batches, near, regret, at, star is not None), *_neighbours(ds, at)]
+    said.append(_next(ds, near, batches))
     return Decision(
         train_batch=float(batches[at]),
         is_star=star is not None,
