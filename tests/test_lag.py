@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+from test_calibrate import TARGET, a_run, tree
 
 from batchsim.calibrate import calibrate
 from batchsim.calibrate.lag import COST_SPREAD, Lag, draw_lag
 from batchsim.calibrate.store import load_fit, save_fit
 from batchsim.errors import InputError
 from batchsim.learning.mechanism import STALENESS
+from batchsim.plan import Plan
 from batchsim.predict import predict
 from batchsim.specs.recipe import Recipe
 from batchsim.validate.decisions import coordinate_case
@@ -121,3 +123,18 @@ def without_age(runs: xr.DataTree) -> xr.DataTree:
     tree = xr.DataTree.from_dict(nodes)
     tree.attrs = dict(runs.attrs)
     return tree
+
+
+def test_laws_are_compared_at_one_age() -> None:
+    a, q = STALENESS
+    runs = []
+    for batch, versions in ((512, 2.0), (1024, 1.0), (2048, 0.5)):
+        # The sample cost is constant but for the age.
+        rate = 1e-6 * math.sqrt(batch / 512)
+        needed = 1e5 * (1 + a * versions**q)
+        ds = a_run(train_batch=batch, responses_to_target=needed, learning_rate=rate, seed=batch)
+        ds["staleness_mean"] = ("rollout_step", np.full(ds.sizes["rollout_step"], versions))
+        runs.append(ds)
+    laws = {f.name: f for f in calibrate(tree(runs), Plan(), target=TARGET, draws=500).laws}
+    assert laws["constant"].chisqr < 1
+    assert min(laws.values(), key=lambda f: f.aic).name == "constant"

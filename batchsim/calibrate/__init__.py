@@ -37,7 +37,7 @@ References
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -370,7 +370,7 @@ def calibrate(
         n0 = np.full(draws, plan.target.responses_to_target)
     t0 = plan.target.time_to_target
     laws = compare_laws(
-        seen,
+        seen if drawn.lag is None else tuple(_at_one_age(o, drawn.lag, recipe) for o in seen),
         reference_batch=float(recipe.train_batch),
         lr_rule=rule,
         ceiling=line.ceiling,
@@ -410,6 +410,12 @@ def calibrate(
         sources=sources,
         warnings=warnings,
     )
+
+
+def _at_one_age(seen: Seen, lag: Lag, recipe: Recipe) -> Seen:
+    """An observation less what the age of its responses costs, at the median, since laws know of no age."""
+    late = float(np.median(lag.log_factor(seen.train_batch / recipe.train_batch)))
+    return replace(seen, low=seen.low - late, high=seen.high - late)
 
 
 def _reference_recipe(measured: xr.DataTree | None, nodes: dict[str, xr.Dataset], plan: Plan) -> Recipe:
