@@ -569,7 +569,7 @@ def print_rollout(result: dict[str, Any]) -> None:
         f"{result['mode']}: {result['prompts']} prompts x {result['group_size']} on {result['replicas']} replica"
         f"{'s' if result['replicas'] != 1 else ''}; {result['law']}"
     )
-    print_rows(console, title, rows)
+    print_rows(console, title, rows, wraps=("quantity",))
     if "batches" in result:
         cells: list[dict[str, Cell]] = [
             {
@@ -585,5 +585,5 @@ def print_rollout(result: dict[str, Any]) -> None:
             f"{short(at['gen_time_slope'])} s x B_gen, at most {short(at['gen_throughput_max'])} responses/s"
         )
         print_rows(console, "all groups kept", cells)
-        console.print(law, soft_wrap=True)
+        console.print(law, soft_wrap=not console.is_terminal)
     print_notes(console, result["warnings"])

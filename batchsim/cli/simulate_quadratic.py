@@ -283,7 +283,7 @@ def print_curve(result: dict[str, Any]) -> None:
     scales = f"{short(result['noise_scale'])}, by curvature {short(result['curvature_noise_scale'])}"
     console.print(
         f"Critical training batch (N* up 10 %): {short(knee)}; noise scale at the start: {scales} responses.",
-        soft_wrap=True,
+        soft_wrap=not console.is_terminal,
     )
     print_notes(console, result["warnings"])
     if "simulated" in result:

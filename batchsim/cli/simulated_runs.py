@@ -229,7 +229,7 @@ def print_runs(console: Console, title: str, rows: Sequence[dict[str, Any]], *, 
     )
     optional = ("score", "|g|", "updates", "G", "noise scale", "rate", "P", "from norms")
     print_rows(console, title, cells, optional=optional, wraps=("outcome",), caption=caption)
-    console.print(conclusion(rows, target), soft_wrap=True)
+    console.print(conclusion(rows, target), soft_wrap=not console.is_terminal)
 
 
 def _with_error(value: float | None, error: float | None, least: float | None = None) -> tuple[str, str]:

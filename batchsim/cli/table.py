@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,46 +114,54 @@ def print_rows(
     wraps: Sequence[str] = (),
     caption: str = "",
 ) -> None:
-    """Print rows as a table that fits: intervals move below their estimates, optional columns go, then words wrap.
+    """Print rows as a table that fits: intervals move below their estimates, optional columns go, words wrap.
 
-    Numbers are never cut short, since a cut number reads as another one: `wraps` names columns of words.
+    Numbers are never cut short, since a cut number reads as another one: `wraps` names columns of words. A table that
+    still does not fit is printed as wide as its numbers need.
     """
     if not rows:
         return
     columns = list(rows[0])
-    for stacked, gone in [(False, 0), *((True, n) for n in range(len(optional) + 1))]:
+    stages = [(" ", 0, False), *(("\n", n, False) for n in range(len(optional) + 1)), ("\n", len(optional), True)]
+    for gap, gone, tight in stages:
         kept = [c for c in columns if c not in optional[:gone]]
-        table = _table(title, kept, rows, caption, wraps, gap="\n" if stacked else " ")
+        table = _table(kept, rows, wraps, gap=gap, tight=tight)
         # A console measures no more than its own width.
         if Console(width=UNLIMITED, height=HEIGHT).measure(table).maximum <= console.width:
             break
+    else:
+        solid = _table(kept, rows, wraps, gap=gap, tight=tight, solid=True)
+        needed = Console(width=UNLIMITED, height=HEIGHT).measure(solid).minimum
+        table.width = max(needed, console.width)
+    console.print(Text(title, style="italic"))
     console.print(table, crop=False)
+    if caption:
+        console.print(Text(caption, style="dim italic" if console.is_terminal else ""))
 
 
 def _table(
-    title: str,
     columns: Sequence[str],
     rows: Sequence[dict[str, Cell]],
-    caption: str,
     wraps: Sequence[str],
     *,
     gap: str,
+    tight: bool = False,
+    solid: bool = False,
 ) -> Table:
-    table = Table(box=box.SIMPLE)
-    table.title, table.caption = title, caption or None
-    table.title_justify = table.caption_justify = "left"
+    """The table; `tight` breaks headers and narrows gaps, `solid` joins the words that must not part."""
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0) if tight else (0, 1))
+    shown: list[list[Text]] = []
     for name in columns:
-        table.add_column(name, justify="right", no_wrap=name not in wraps)
-    for row in rows:
-        cells = [row[name] for name in columns]
-        table.add_row(
-            *(
-                Text(
-                    cell if isinstance(cell, str) else gap.join(filter(None, cell)), style=_style(cell), justify="right"
-                )
-                for cell in cells
-            )
-        )
+        cells = [row[name] if isinstance(row[name], str) else gap.join(filter(None, row[name])) for row in rows]
+        longest = max(len(part) for part in (*name.split(), *(line for cell in cells for line in cell.split("\n"))))
+        header = textwrap.fill(name, longest) if tight else name
+        if solid and name not in wraps:
+            header, *cells = (text.replace(" ", "_") for text in (header, *cells))
+        table.add_column(header, justify="right", no_wrap=name not in wraps)
+        styles = [_style(row[name]) for row in rows]
+        shown.append([Text(cell, style=s, justify="right") for cell, s in zip(cells, styles, strict=True)])
+    for line in zip(*shown, strict=True):
+        table.add_row(*line)
     return table
 
 
@@ -161,9 +170,11 @@ def _style(cell: Cell) -> str:
 
 
 def print_notes(console: Console, warnings: Sequence[str]) -> None:
-    """Print sentences as a list, never cut."""
+    """Print sentences as a list, never cut; a terminal parts them between words, a file holds each in one line."""
     for sentence in warnings:
-        console.print(Text(f"- {sentence}", style="dim" if console.is_terminal else ""), soft_wrap=True)
+        console.print(
+            Text(f"- {sentence}", style="dim" if console.is_terminal else ""), soft_wrap=not console.is_terminal
+        )
 
 
 def print_measurement(measured: xr.DataTree, by_target: xr.Dataset | None = None) -> None:
@@ -181,11 +192,13 @@ def print_measurement(measured: xr.DataTree, by_target: xr.Dataset | None = None
     messages = [estimate["message"] for estimate in answer["noise_scales"]]
     for estimate in answer["noise_scales"]:
         exponent = f"; |g| ~ B^{estimate['exponent']:.2f}" if estimate["exponent"] is not None else ""
-        console.print(f"{estimate['message']}{exponent}", soft_wrap=True)
+        console.print(f"{estimate['message']}{exponent}", soft_wrap=not console.is_terminal)
     runs = [f"{r['run']}: {w}" for r in answer["runs"] for w in r["warnings"]]
     print_notes(console, [w for w in answer["warnings"] if w not in messages] + runs[:20])
     if len(runs) > 20:
-        console.print(f"- and {len(runs) - 20} more notes on single runs; --json lists all", soft_wrap=True)
+        console.print(
+            f"- and {len(runs) - 20} more notes on single runs; --json lists all", soft_wrap=not console.is_terminal
+        )
 
 
 def _arm_cells(row: dict[str, Any]) -> dict[str, Cell]:
@@ -228,7 +241,7 @@ def _print_alignment(console: Console, answer: dict[str, Any]) -> None:
         spared = f"not shown to depart up to B = {short(kept)}" if kept is not None else "none is spared a departure"
         if inside is None and kept is None and all(r["alignment"]["outcome"] != "outside" for r in compared):
             spared = "none is shown to depart: more runs per arm would decide"
-        console.print(f"Under the rule '{rule}': {shown}; {spared}.", soft_wrap=True)
+        console.print(f"Under the rule '{rule}': {shown}; {spared}.", soft_wrap=not console.is_terminal)
 
 
 def _signed_span(limits: Sequence[float | None] | None) -> str:
@@ -297,7 +310,7 @@ def print_prediction(
     rows = [_candidate_cells(row, answer, ds) for row in answer["batches"]]
     print_rows(console, title, rows, optional=("waits for", "prompts", "T", "GPU-hours", "rate", "USD"))
     for sentence in _sentences(answer):
-        console.print(sentence, soft_wrap=True)
+        console.print(sentence, soft_wrap=not console.is_terminal)
     _print_comparison(console, answer["compared"])
     print_notes(console, answer["warnings"])
     _print_settings(console, answer, trainer_of_prediction(ds, trainer))
@@ -361,14 +374,14 @@ def print_knee(knee: dict[str, Any]) -> None:
         {"explanation": e["name"], "probability": f"{e['probability']:.2f}", "what it would mean": e["sentence"]}
         for e in knee["explanations"]
     ]
-    print_rows(console, f"why N* departs at B = {knee['train_batch']:,}", explained)
+    print_rows(console, f"why N* departs at B = {knee['train_batch']:,}", explained, wraps=("what it would mean",))
     tried: list[dict[str, Cell]] = [
         {"experiment": e["name"], "runs of the reference": f"{e['cost']:.2f}", "bits": f"{e['information']:.2f}"}
         for e in knee["experiments"]
     ]
-    print_rows(console, "what would tell, by bits per cost", tried)
+    print_rows(console, "what would tell, by bits per cost", tried, wraps=("experiment",))
     for sentence in knee["sentences"]:
-        console.print(sentence, soft_wrap=True)
+        console.print(sentence, soft_wrap=not console.is_terminal)
 
 
 def _sentences(answer: dict[str, Any]) -> list[str]:

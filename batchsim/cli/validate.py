@@ -205,7 +205,7 @@ def print_samples(result: dict[str, Any]) -> None:
     if result["small_transformer"] is not None:
         _print_small_transformer(console, result["small_transformer"])
     for sentence in [*defaults_said(result["overall"]), *verdicts(result)]:
-        console.print(sentence, soft_wrap=True)
+        console.print(sentence, soft_wrap=not console.is_terminal)
     print_notes(console, [f"skipped: {reason}" for reason in result["skipped"]])
 
 
@@ -303,7 +303,7 @@ def _print_small_transformer(console: Console, found: dict[str, Any]) -> None:
     ]
     print_rows(console, "mean |error| at 2 to 32 times the batch, and errors at 64 times per target", errors)
     lost = ", ".join(f"{s['lost_updates']:.1f} at B = {s['train_batch']:g}" for s in found["start"])
-    console.print(f"Updates until the score is back at its start: {lost}.", soft_wrap=True)
+    console.print(f"Updates until the score is back at its start: {lost}.", soft_wrap=not console.is_terminal)
     print_rows(
         console,
         "lr_fraction that a row asks for, given A(B) of the moments (one standard error either way)",

@@ -43,7 +43,7 @@ def print_decisions(result: dict[str, Any]) -> None:
     ]
     print_rows(console, f"T(chosen)/T(best) - 1 over {overall['n']} worlds joined to clusters", rows)
     for sentence in sentences(result):
-        console.print(sentence, soft_wrap=True)
+        console.print(sentence, soft_wrap=not console.is_terminal)
     parts: list[dict[str, Cell]] = [
         {
             "worlds": part["slice"],

@@ -21,17 +21,23 @@ def print_slices(result: dict[str, Any]) -> None:
     console = make_console()
     overall = result["overall"]
     if overall:
-        console.print(overall_sentence(result["name"], overall), soft_wrap=True)
+        console.print(overall_sentence(result["name"], overall), soft_wrap=not console.is_terminal)
     for name, key in RESTS.items():
         if overall.get(key):
-            console.print(overall_sentence(name, overall[key]), soft_wrap=True)
+            console.print(overall_sentence(name, overall[key]), soft_wrap=not console.is_terminal)
     groups: dict[str, list[dict[str, Any]]] = {}
     for part in result["slices"]:
         groups.setdefault(_group(part), []).append(part)
     for title, parts in groups.items():
         rows = [_cells(part) for part in parts]
         known = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
-        print_rows(console, title, [{name: row[name] for name in known} for row in rows], optional=("bias", "in 80 %"))
+        print_rows(
+            console,
+            title,
+            [{name: row[name] for name in known} for row in rows],
+            optional=("bias", "in 80 %"),
+            wraps=("of",),
+        )
     if result["name"] == "rl-steps":
         _print_order(result)
     print_notes(console, [*result.get("notes", []), *(f"skipped: {reason}" for reason in result["skipped"])])
@@ -41,13 +47,16 @@ def _print_order(result: dict[str, Any]) -> None:
     """Kendall's tau, ratios within their goal, and inversions with their reasons."""
     console = make_console()
     tau = result["overall"]["kendall_tau"]
-    console.print(f"order of rates per GPU: Kendall's tau {tau:.2f} over {result['overall']['n']} rows", soft_wrap=True)
+    console.print(
+        f"order of rates per GPU: Kendall's tau {tau:.2f} over {result['overall']['n']} rows",
+        soft_wrap=not console.is_terminal,
+    )
     for part in result["overall"]["ratios"]:
         largest = _percent(part["max_ape"])
         console.print(
             f"{part['split']}: {part['within']} of {part['n']} ratios within 25 %, "
             f"median {_percent(part['median_ape'])}, largest {largest}",
-            soft_wrap=True,
+            soft_wrap=not console.is_terminal,
         )
     rows: list[dict[str, Cell]] = [
         {

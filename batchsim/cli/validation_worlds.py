@@ -25,7 +25,9 @@ def _findings(result: dict[str, Any]) -> None:
     console = make_console()
     overall = result["overall"]
     worlds = "the one world" if overall["worlds"] == 1 else f"all {overall['worlds']} worlds"
-    console.print(f"{overall['met']} of {overall['findings']} findings hold in {worlds}.", soft_wrap=True)
+    console.print(
+        f"{overall['met']} of {overall['findings']} findings hold in {worlds}.", soft_wrap=not console.is_terminal
+    )
     rows: list[dict[str, Cell]] = [
         {
             "simulated": part["slice"],
@@ -65,7 +67,7 @@ def _forecast(result: dict[str, Any]) -> None:
         f"{overall['worlds']} worlds at three rates: {_count(overall['n'], 'forecast')}, "
         f"{overall['excluded']} left out. "
         f"Goals: median {100 * goals['median']:g} %, 90th percentile {100 * goals['p90']:g} %.",
-        soft_wrap=True,
+        soft_wrap=not console.is_terminal,
     )
     for part in [{"slice": "all"} | overall, *result["slices"]]:
         if not part["n"]:
@@ -104,7 +106,7 @@ def _breaking(result: dict[str, Any]) -> None:
     console.print(
         f"The law survives {overall['survived']} of {overall['attempts']} attempts to break it "
         f"({_count(overall['worlds'], 'draw')} each; within {100 * overall['tolerance']:g} % where r_N is at most 4).",
-        soft_wrap=True,
+        soft_wrap=not console.is_terminal,
     )
     names = [f"{factor:g} x" for factor in overall["factors"]]
     rows: list[dict[str, Cell]] = []
