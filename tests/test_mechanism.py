@@ -216,11 +216,12 @@ def test_the_noise_floor_is_the_time_of_an_exponential_approach() -> None:
 
 def test_staleness_constants_lie_in_the_published_ranges() -> None:
     """Updates to 60 % at 1, 2, 4 and 32 updates per rollout: 625, 650, 900, 3200 (and two other targets)."""
-    at = {lag: float(mechanism.staleness_factor(lag)) for lag in (0, 1, 3, 31)}
-    assert at[0] == 1
-    assert 1.0 <= at[1] <= 1.9
-    assert 1.4 <= at[3] <= 2.0
-    assert 5.0 <= at[31] <= 8.0
+    ages = {m: mechanism.rollout_lag(updates_per_rollout=m) for m in (1, 2, 4, 32)}
+    at = {m: float(mechanism.staleness_factor(age)) for m, age in ages.items()}
+    assert at[1] == 1
+    assert 1.0 <= at[2] <= 1.9
+    assert 1.4 <= at[4] <= 2.0
+    assert 5.0 <= at[32] <= 8.0
 
 
 def test_lag_of_a_rollout_step_is_that_of_its_updates_one_by_one() -> None:

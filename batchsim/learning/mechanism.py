@@ -33,11 +33,10 @@ from numpy.typing import ArrayLike, NDArray
 from batchsim.errors import InputError
 from batchsim.learning.sample_cost import sample_cost_ratio
 
-STALENESS = (0.27, 0.87)
-"""a and q of the staleness factor. Through the middle of the published ranges, 1.4 to 2.0 at a lag of 3 updates and
-5 to 8 at 31; at a lag of 1 it gives 1.27 within 1.0 to 1.9 [2]_. One optimizer batch, one seed: an order of size.
-Lags of these rows are those of a rollout's last update, M - 1, and the mean of its updates is half of that: what is
-priced at a mean age (`rollout_lag`) is priced low by up to 2^q in a, less than the rows scatter."""
+STALENESS = (0.49, 0.87)
+"""a and q of the staleness factor, per update of mean age. The published rows have 2, 4 and 32 updates per rollout
+batch, mean ages of .5, 1.5 and 15.5 updates; the factor goes through the middle of 1.4 to 2.0 at 4 and of 5 to 8 at 32,
+and gives 1.27 within 1.0 to 1.9 at 2 [2]_. One optimizer batch, one seed: an order of size."""
 MOMENTUM_LOSS = 0.35
 """a of the few-updates term: tiny_grpo at 64 times the batch needs 2 to 4 updates (of 14 to 31) more than its
 measured slope A(B) asks for, with beta_1 = 0.9, at three targets. From one sweep: an order of size."""
