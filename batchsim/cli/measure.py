@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -121,7 +122,11 @@ def measure(
 def _score_error(text: str | None) -> float | str | None:
     if text is None or text == "binomial":
         return text
+    remedy = "as --score-error 0.01, one point of a score that is a share"
     try:
-        return float(text)
+        value = float(text)
     except ValueError as error:
-        raise InputError(f"--score-error {text} is neither a number nor 'binomial'") from error
+        raise InputError(f"--score-error {text} is neither a number nor 'binomial'", remedy=remedy) from error
+    if not 0 <= value < math.inf:
+        raise InputError(f"--score-error {text} is not a standard error, 0 or more and finite", remedy=remedy)
+    return value

@@ -152,14 +152,14 @@ def _table(
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0) if tight else (0, 1))
     shown: list[list[Text]] = []
     for name in columns:
-        cells = [row[name] if isinstance(row[name], str) else gap.join(filter(None, row[name])) for row in rows]
+        found = [row[name] for row in rows]
+        cells = [cell if isinstance(cell, str) else gap.join(filter(None, cell)) for cell in found]
         longest = max(len(part) for part in (*name.split(), *(line for cell in cells for line in cell.split("\n"))))
         header = textwrap.fill(name, longest) if tight else name
         if solid and name not in wraps:
             header, *cells = (text.replace(" ", "_") for text in (header, *cells))
         table.add_column(header, justify="right", no_wrap=name not in wraps)
-        styles = [_style(row[name]) for row in rows]
-        shown.append([Text(cell, style=s, justify="right") for cell, s in zip(cells, styles, strict=True)])
+        shown.append([Text(text, style=_style(cell), justify="right") for text, cell in zip(cells, found, strict=True)])
     for line in zip(*shown, strict=True):
         table.add_row(*line)
     return table

@@ -160,7 +160,7 @@ def find_entry(name: str) -> Entry:
     known = [n for row, entry in entries().items() for n in (row, *entry.default_for)]
     raise InputError(
         f"no GPU '{name}' in the catalogue",
-        remedy=f"{nearest(written, known)} Or give memory, memory_bandwidth and peak_flops of the datasheet in "
+        remedy=f"{nearest(written, known)}; or give memory, memory_bandwidth and peak_flops of the datasheet in "
         "[gpu]; `batchsim gpus` lists what is known",
     )
 
