@@ -278,7 +278,7 @@ def test_measure_prints_targets_and_alignment(run_cli: Callable[..., tuple[int, 
         (["--targets", "a"], "is not a list of numbers"),
         (["--crossing", "last"], "unknown kind of crossing 'last'"),
         (["--score-error", "much"], "neither a number nor 'binomial'"),
-        (["--score-error", "-1"], "must not be negative"),
+        (["--score-error", "-1"], "--score-error -1 is not a standard error, 0 or more"),
         (["--targets", "0.4", "--plot", "x.gif"], "no plot format '.gif'"),
     ],
 )

@@ -165,6 +165,12 @@ def test_an_interrupt_is_no_answer(cli: Cli, logs: Path, monkeypatch: pytest.Mon
     assert not list(tmp_path.glob("*fit*")) + list(tmp_path.glob(".*fit*"))
 
 
+@pytest.mark.parametrize("call", ["measure --target", "measure --targets", "predict --target", "calibrate --target"])
+def test_a_target_in_percent_of_scores_that_are_shares(refused: Callable[..., str], call: str) -> None:
+    said = refused(*call.split(), "55", "--example", "verl-sweep")
+    assert "the scores are shares: 55 % is 0.55" in said
+
+
 @pytest.mark.parametrize("verb", ["measure", "predict"])
 def test_a_verb_without_input_says_how_to_start(refused: Callable[..., str], verb: str) -> None:
     assert f"try: batchsim {verb} --example" in refused(verb)

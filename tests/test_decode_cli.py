@@ -124,7 +124,8 @@ def test_validations(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     assert (tmp_path / "s.svg").stat().st_size > 1000
     status, out, _ = run(capsys, "validate", "serving", "--json")
     answer = json.loads(out)
-    assert {"name", "overall", "slices", "rows", "skipped"} == set(answer)
+    assert {"schema", "verb", "name", "overall", "slices", "rows", "skipped"} == set(answer)
+    assert (answer["schema"], answer["verb"]) == (1, "validate")
     assert {"claim", "predicted", "interval", "measured", "error", "covered", "peer"} == set(answer["rows"][0])
     assert {"n", "median_ape", "mape", "bias", "peer_median_ape", "peer_mape"} <= set(answer["overall"])
     status, out, _ = run(capsys, "validate", "kernels")

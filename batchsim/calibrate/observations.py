@@ -113,26 +113,13 @@ def curve_of_reference(nodes: dict[str, xr.Dataset], recipe: Recipe, metric: str
 
 
 def target_in_sight(nodes: dict[str, xr.Dataset], metric: str | None, target: float | None) -> list[str]:
-    """A sentence if the target lies above every score; refused where no score could be that high.
-
-    Raises
-    ------
-    InputError
-        For a target above 1 where all scores are shares within [0, 1].
-    """
+    """A sentence if the target lies above every score."""
     scores = [ds["score"].sel(metric=metric).values for ds in nodes.values() if metric in ds["metric"].values]
     seen = np.concatenate(scores) if scores else np.empty(0)
     seen = seen[np.isfinite(seen)]
     if target is None or not seen.size or target <= seen.max():
         return []
     best = float(seen.max())
-    if target > 1 and seen.min() >= 0 and 0 < best <= 1:
-        raise InputError(
-            f"target {target:g} lies above 1, and every score of '{metric}' is within {seen.min():.4g} to {best:.4g}",
-            remedy=f"the scores are shares: {target:g} % is {target / 100:g}"
-            if target <= 100
-            else "choose one below 1",
-        )
     return [
         f"the target {target:g} lies above everything seen (best {best:.4g}): N* and T stay unknown, and r_N is that "
         f"of lower scores; train a run until it passes, or choose a target up to {best:.4g}"

@@ -253,7 +253,7 @@ def _check_out(path: Path | None) -> None:
         import h5netcdf  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "NetCDF needs h5netcdf and h5py", remedy="install them (pip install 'batchsim[netcdf]')"
+            "NetCDF needs h5netcdf and h5py", remedy="install them (in the clone: pip install '.[netcdf]')"
         ) from error
 
 

@@ -58,7 +58,7 @@ def check_runs_file(path: Path | None) -> None:
         import h5netcdf  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "NetCDF needs h5netcdf and h5py", remedy="install them (pip install 'batchsim[netcdf]')"
+            "NetCDF needs h5netcdf and h5py", remedy="install them (in the clone: pip install '.[netcdf]')"
         ) from error
     check_out(path, "--out", new=True)
 

@@ -71,6 +71,7 @@ def validate(
     if claim not in CLAIMS:
         raise InputError(f"no validation of '{claim}'", remedy=nearest(claim, CLAIMS))
     from batchsim.cli import answer
+    from batchsim.variables import SCHEMA
 
     opt.check_plot(plot)
     if worlds is not None and claim not in WORLDS:
@@ -90,7 +91,7 @@ def validate(
         pictures |= dict.fromkeys(("mlperf", "li2026", "tiny"), draw.plot_pilots)
         opt.save_plot(plot, lambda ax: pictures.get(claim, draw.plot_predicted_measured)(result, ax=ax))
     if json:
-        answer.write(result)
+        answer.write({"schema": SCHEMA, "verb": "validate", **result})
     elif claim == "samples":
         print_samples(result)
     elif claim == "decisions":

@@ -24,7 +24,7 @@ from batchsim.errors import InputError
 MAX_BYTES = 2**24
 MAX_KEYS = 100_000
 _DEEPEST = 32
-_NEEDS_YAML = "install PyYAML (pip install 'batchsim[yaml]'), or give the configuration as JSON"
+_NEEDS_YAML = "install PyYAML (in the clone: pip install '.[yaml]'), or give the configuration as JSON"
 
 
 @dataclass(frozen=True, kw_only=True)

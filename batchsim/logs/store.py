@@ -163,7 +163,7 @@ def _h5netcdf(path: Path) -> None:
     except ImportError as error:
         raise InputError(
             "NetCDF needs h5netcdf and h5py",
-            remedy="install them (pip install 'batchsim[netcdf]'), or let the name end in .json",
+            remedy="install them (in the clone: pip install '.[netcdf]'), or let the name end in .json",
             where=str(path),
         ) from error
 

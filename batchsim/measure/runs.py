@@ -77,7 +77,8 @@ def choose(
     Raises
     ------
     InputError
-        For a metric that no log holds, a target without a choice among several, or one that is not finite.
+        For a metric that no log holds, a target without a choice among several, or one that is not finite; for a
+        target above 1 where all scores are shares within [0, 1].
     """
     if metric is not None and metric not in metrics:
         known = nearest(metric, metrics) if metrics else "the logs hold no validation score"
@@ -96,7 +97,24 @@ def choose(
         metric = metrics[0]
     if target is not None and not np.isfinite(target):
         raise InputError(f"target is {target}, not a finite score")
+    if target is not None and metric is not None and target > 1:
+        _refuse_percent(nodes, metric, target)
     return metric, target
+
+
+def _refuse_percent(nodes: dict[str, xr.Dataset], metric: str, target: float) -> None:
+    """Refuse a target above 1 where all scores are shares."""
+    scores = [ds["score"].sel(metric=metric).values for ds in nodes.values() if metric in ds["metric"].values]
+    seen = np.concatenate(scores) if scores else np.empty(0)
+    seen = seen[np.isfinite(seen)]
+    if seen.size and seen.min() >= 0 and 0 < seen.max() <= 1:
+        raise InputError(
+            f"target {target:g} lies above 1, and every score of '{metric}' is within {seen.min():.4g} to "
+            f"{seen.max():.4g}",
+            remedy=f"the scores are shares: {target:g} % is {target / 100:g}"
+            if target <= 100
+            else "choose one below 1",
+        )
 
 
 def read_run(name: str, ds: xr.Dataset, goal: Goal, warnings: list[str]) -> Run:
