@@ -177,6 +177,11 @@ class TestGiven:
         assert c.memory_limit == (56, "KV memory")
         assert float(c.stages["gen_throughput_max"]) == pytest.approx(56 / (100 + 0.5 * 56))
 
+    def test_an_unknown_gpu_is_said_though_nothing_rests_on_it(self) -> None:
+        c = calibrate(None, plan(gpu={"name": "H1000"}), draws=50)
+        assert any("H1000" in w and "H100" in w for w in c.warnings)
+        assert c.memory_limit[1] == ""
+
     def test_memory_holds_fewer_responses_of_unequal_length(self) -> None:
         """Long responses are in flight for longer: <L^2>/<L>^2 is exp(.49) times at a spread of .7."""
         system: dict[str, dict[str, Any]] = {

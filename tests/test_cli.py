@@ -794,7 +794,9 @@ def test_plot_formats_that_are_refused(refused: Callable[..., str], name: str) -
 
 
 def test_plot_into_a_missing_folder(refused: Callable[..., str]) -> None:
-    assert "nowhere/p.png: cannot write" in refused("predict", *EXAMPLE, "--plot", "nowhere/p.png")
+    assert "there is no folder nowhere" in refused("predict", *EXAMPLE, "--plot", "nowhere/p.png")
+    assert "--stages: there is no folder nowhere" in refused("predict", *EXAMPLE, "--stages", "nowhere/p.png")
+    assert "-o: there is no folder nowhere" in refused("calibrate", *EXAMPLE, "-o", "nowhere/fit.json")
 
 
 def test_plot_onto_a_folder(refused: Callable[..., str]) -> None:

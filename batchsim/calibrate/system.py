@@ -138,6 +138,7 @@ def memory_limit(plan: Plan, recipe: Recipe, warnings: list[str]) -> tuple[float
     """
     gpus = plan.gpu.generation_count or plan.gpu.count
     if gpus is None:
+        _memory(plan, warnings)  # an unknown name is said, though nothing rests on it
         return math.inf, ""
     engine = plan.engine
     memory, (weights, per_token) = _memory(plan, warnings), _model_bytes(plan, warnings)

@@ -53,11 +53,13 @@ def calibrate(
     """
     from batchsim.calibrate import calibrate as calibrate_runs
     from batchsim.cli import answer
+    from batchsim.cli.files import check_out
     from batchsim.cli.predict import inputs
     from batchsim.predict import choose_pilots
 
     if output is not None and output.suffix.lower() != ".json":
         raise InputError(f"a calibration is a .json file, and {output} is not", remedy=f"-o {output.stem}.json")
+    check_out(output, "-o")
     given = {
         "prompts": prompts,
         "group_size": group_size,

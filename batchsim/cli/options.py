@@ -106,16 +106,21 @@ SAVED = ".nc"
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 
 
-def check_plot(path: Path | None) -> None:
-    """Refuse a plot format before any work is done.
+def check_plot(path: Path | None, option: str = "--plot") -> None:
+    """Refuse a plot that could not be written before any work is done.
 
     Raises
     ------
     InputError
-        For an ending that is not a format.
+        For an ending that is not a format, or a folder that cannot be written.
     """
-    if path is not None and path.suffix.lower() not in PLOT_FORMATS:
+    from batchsim.cli.files import check_out
+
+    if path is None:
+        return
+    if path.suffix.lower() not in PLOT_FORMATS:
         raise InputError(f"no plot format '{path.suffix}'", where=str(path), remedy=f"use {', '.join(PLOT_FORMATS)}")
+    check_out(path, option)
 
 
 def save_plot(path: Path, draw: Callable[[Axes], object]) -> None:

@@ -85,7 +85,7 @@ def predict(
         "columns": opt.column_map(column),
     }
     opt.check_plot(plot)
-    opt.check_plot(stages)
+    opt.check_plot(stages, "--stages")
     if fit is not None:
         calibration = _fitted(fit, list(logs or []), example, plan, pilot, given)
         known, runs = calibration.plan, None

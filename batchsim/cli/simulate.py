@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchsim.cli import options as opt
+from batchsim.cli.files import check_netcdf
 from batchsim.cli.simulate_policy import grpo, ppo
 from batchsim.cli.simulate_quadratic import quadratic
 from batchsim.errors import InputError
@@ -139,7 +140,7 @@ def rollout(
     and average what follows the first quarter of them.
     """
     opt.check_plot(plot)
-    _check_out(out)
+    check_netcdf(out)
     replica = _replica(
         model,
         gpu,
@@ -242,19 +243,6 @@ def bar(total: int, title: str) -> Iterator[Callable[[], object]]:
         # Numba compiles on the first run and keeps the result.
         task = progress.add_task(f"{title} (the first run compiles, up to 20 s)", total=total)
         yield lambda: progress.update(task, advance=1, description=title)
-
-
-def _check_out(path: Path | None) -> None:
-    if path is None:
-        return
-    if path.suffix != ".nc":
-        raise InputError(f"no data format '{path.suffix}'", where=str(path), remedy="let the name end in .nc")
-    try:
-        import h5netcdf  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            "NetCDF needs h5netcdf and h5py", remedy="install them (in the clone: pip install '.[netcdf]')"
-        ) from error
 
 
 def _lengths(**stated: Any) -> Lengths:

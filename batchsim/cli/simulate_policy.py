@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchsim.cli import options as opt
+from batchsim.cli.files import check_netcdf
 from batchsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -243,8 +244,7 @@ def _run(
     from batchsim.cli import simulated_runs as shown
 
     opt.check_plot(plot)
-    shown.check_out(plot, "--plot")
-    shown.check_runs_file(out)
+    check_netcdf(out, new=True)
     rates = opt.numbers(rate, "--rate")
     critic = None if critic_rate is None else opt.numbers(critic_rate, "--critic-rate")
     arms = {"prompts": opt.numbers(prompts, "--prompts"), "group_size": opt.numbers(group_size, "--group-size")}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchsim.cli import options as opt
+from batchsim.cli.files import check_netcdf
 from batchsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -91,8 +92,7 @@ def quadratic(
     from batchsim.cli import simulated_runs as shown
 
     opt.check_plot(plot)
-    shown.check_out(plot, "--plot")
-    shown.check_runs_file(out)
+    check_netcdf(out, new=True)
     sizes = opt.numbers(batches, "--batches")
     rates = None if rate is None else opt.numbers(rate, "--rate")
     wanted = RUNS if seeds is None and out is not None else seeds

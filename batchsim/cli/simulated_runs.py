@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from batchsim.errors import InputError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -18,49 +15,6 @@ if TYPE_CHECKING:
 
 LEVEL = 0.8
 CENSORED = "too many responses"
-
-
-def check_out(path: Path | None, option: str, *, new: bool = False) -> None:
-    """Refuse a file that could not be written, before any work is done.
-
-    Raises
-    ------
-    InputError
-        For a missing folder, one that cannot be written, a folder in the file's place and, if the file must be new,
-        one that exists.
-    """
-    if path is None:
-        return
-    folder = path.parent
-    if not folder.is_dir():
-        raise InputError(f"{option}: there is no folder {folder}", where=str(path), remedy="choose one that exists")
-    if path.is_dir():
-        raise InputError(f"{option} is a folder", where=str(path), remedy="choose a file name")
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"{option}: {folder} cannot be written", where=str(path), remedy="choose another folder")
-    if new and path.exists():
-        raise InputError(f"{option} exists, and runs replace no file", where=str(path), remedy="choose another name")
-
-
-def check_runs_file(path: Path | None) -> None:
-    """Refuse a file for runs that is not new, not NetCDF, or cannot be written.
-
-    Raises
-    ------
-    InputError
-        See `check_out`; also where h5netcdf is not installed.
-    """
-    if path is None:
-        return
-    if path.suffix != ".nc":
-        raise InputError(f"--out: no data format '{path.suffix}'", where=str(path), remedy="let the name end in .nc")
-    try:
-        import h5netcdf  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            "NetCDF needs h5netcdf and h5py", remedy="install them (in the clone: pip install '.[netcdf]')"
-        ) from error
-    check_out(path, "--out", new=True)
 
 
 def save(tree: xr.DataTree, path: Path) -> None:
