@@ -31,6 +31,8 @@ extensions = [
     "sphinxcontrib.bibtex",
 ]
 if list((ROOT / "paper_figures").glob("GALLERY_HEADER.*")):
+    # What an earlier build without the figures may have left would hide the gallery.
+    (HERE / "gallery" / "index.md").unlink(missing_ok=True)
     extensions.append("sphinx_gallery.gen_gallery")
 else:
     (HERE / "gallery").mkdir(exist_ok=True)
