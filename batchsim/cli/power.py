@@ -65,7 +65,7 @@ def power(
 
 
 def _print(rows: list[dict[str, Any]], wanted: float, level: float) -> None:
-    from batchsim.cli.table import make_console, print_rows
+    from batchsim.cli.table import make_console, print_rows, say
     from batchsim.recommend.power import SEEDS_MAX
 
     console = make_console()
@@ -83,13 +83,10 @@ def _print(rows: list[dict[str, Any]], wanted: float, level: float) -> None:
     )
     print_rows(console, title, table)
     if any(row["seeds_student"] is None for row in rows):
-        console.print(
-            f"-: more than {SEEDS_MAX:,} seeds, or r_N = 1, which no number of seeds shows.",
-            soft_wrap=not console.is_terminal,
-        )
-    console.print(
+        say(console, f"-: more than {SEEDS_MAX:,} seeds, or r_N = 1, which no number of seeds shows.")
+    say(
+        console,
         "spread: standard deviation of log N* between seeds; 2-5 % in pretraining, 5-25 % in reinforcement learning.",
-        soft_wrap=not console.is_terminal,
     )
 
 

@@ -538,7 +538,7 @@ def _notes(asked: _Asked, found: list[xr.Dataset]) -> list[str]:
 
 def print_rollout(result: dict[str, Any]) -> None:
     """Print the summary of `as_answer`."""
-    from batchsim.cli.table import make_console, print_notes, print_rows, short
+    from batchsim.cli.table import make_console, print_notes, print_rows, say, short
     from batchsim.variables import VARIABLES
 
     console = make_console()
@@ -573,5 +573,5 @@ def print_rollout(result: dict[str, Any]) -> None:
             f"{short(at['gen_time_slope'])} s x B_gen, at most {short(at['gen_throughput_max'])} responses/s"
         )
         print_rows(console, "all groups kept", cells)
-        console.print(law, soft_wrap=not console.is_terminal)
+        say(console, law)
     print_notes(console, result["warnings"])

@@ -256,7 +256,7 @@ def as_answer(ds: xr.Dataset, world: dict[str, Any], how: dict[str, Any]) -> dic
 
 def print_curve(result: dict[str, Any]) -> None:
     """Print the table of `as_answer`."""
-    from batchsim.cli.table import make_console, print_notes, print_rows, short
+    from batchsim.cli.table import make_console, print_notes, print_rows, say, short
 
     console = make_console()
     rows: list[dict[str, Cell]] = []
@@ -281,10 +281,7 @@ def print_curve(result: dict[str, Any]) -> None:
     print_rows(console, title, rows, optional=("floor / target",), wraps=("regime",))
     knee = result["critical_train_batch"]
     scales = f"{short(result['noise_scale'])}, by curvature {short(result['curvature_noise_scale'])}"
-    console.print(
-        f"Critical training batch (N* up 10 %): {short(knee)}; noise scale at the start: {scales} responses.",
-        soft_wrap=not console.is_terminal,
-    )
+    say(console, f"Critical training batch (N* up 10 %): {short(knee)}; noise scale at the start: {scales} responses.")
     print_notes(console, result["warnings"])
     if "simulated" in result:
         _print_runs(console, result["simulated"])

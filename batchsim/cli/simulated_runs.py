@@ -150,7 +150,7 @@ def soonest(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 def print_runs(console: Console, title: str, rows: Sequence[dict[str, Any]], *, target: float | None) -> None:
     """Print a table of `rows_of`, and what it comes to."""
-    from batchsim.cli.table import print_rows, seconds, short, span
+    from batchsim.cli.table import print_rows, say, seconds, short, span
 
     cells: list[dict[str, Cell]] = []
     critics = any(row["critic_learning_rate"] not in (None, row["learning_rate"]) for row in rows)
@@ -183,7 +183,7 @@ def print_runs(console: Console, title: str, rows: Sequence[dict[str, Any]], *, 
     )
     optional = ("score", "|g|", "updates", "G", "noise scale", "rate", "P", "from norms")
     print_rows(console, title, cells, optional=optional, wraps=("outcome",), caption=caption)
-    console.print(conclusion(rows, target), soft_wrap=not console.is_terminal)
+    say(console, conclusion(rows, target))
 
 
 def _with_error(value: float | None, error: float | None, least: float | None = None) -> tuple[str, str]:

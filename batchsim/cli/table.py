@@ -169,12 +169,15 @@ def _style(cell: Cell) -> str:
     return COLOURS.get(cell if isinstance(cell, str) else cell[0], "")
 
 
+def say(console: Console, sentence: str | Text) -> None:
+    """Print a sentence, never cut: a terminal parts it between words, a file holds it in one line."""
+    console.print(sentence, soft_wrap=not console.is_terminal)
+
+
 def print_notes(console: Console, warnings: Sequence[str]) -> None:
-    """Print sentences as a list, never cut; a terminal parts them between words, a file holds each in one line."""
+    """Print sentences as a list, by `say`."""
     for sentence in warnings:
-        console.print(
-            Text(f"- {sentence}", style="dim" if console.is_terminal else ""), soft_wrap=not console.is_terminal
-        )
+        say(console, Text(f"- {sentence}", style="dim" if console.is_terminal else ""))
 
 
 def print_measurement(measured: xr.DataTree, by_target: xr.Dataset | None = None) -> None:
@@ -192,13 +195,11 @@ def print_measurement(measured: xr.DataTree, by_target: xr.Dataset | None = None
     messages = [estimate["message"] for estimate in answer["noise_scales"]]
     for estimate in answer["noise_scales"]:
         exponent = f"; |g| ~ B^{estimate['exponent']:.2f}" if estimate["exponent"] is not None else ""
-        console.print(f"{estimate['message']}{exponent}", soft_wrap=not console.is_terminal)
+        say(console, f"{estimate['message']}{exponent}")
     runs = [f"{r['run']}: {w}" for r in answer["runs"] for w in r["warnings"]]
     print_notes(console, [w for w in answer["warnings"] if w not in messages] + runs[:20])
     if len(runs) > 20:
-        console.print(
-            f"- and {len(runs) - 20} more notes on single runs; --json lists all", soft_wrap=not console.is_terminal
-        )
+        say(console, f"- and {len(runs) - 20} more notes on single runs; --json lists all")
 
 
 def _arm_cells(row: dict[str, Any]) -> dict[str, Cell]:
@@ -241,7 +242,7 @@ def _print_alignment(console: Console, answer: dict[str, Any]) -> None:
         spared = f"not shown to depart up to B = {short(kept)}" if kept is not None else "none is spared a departure"
         if inside is None and kept is None and all(r["alignment"]["outcome"] != "outside" for r in compared):
             spared = "none is shown to depart: more runs per arm would decide"
-        console.print(f"Under the rule '{rule}': {shown}; {spared}.", soft_wrap=not console.is_terminal)
+        say(console, f"Under the rule '{rule}': {shown}; {spared}.")
 
 
 def _signed_span(limits: Sequence[float | None] | None) -> str:
@@ -310,7 +311,7 @@ def print_prediction(
     rows = [_candidate_cells(row, answer, ds) for row in answer["batches"]]
     print_rows(console, title, rows, optional=("waits for", "prompts", "T", "GPU-hours", "rate", "USD"))
     for sentence in _sentences(answer):
-        console.print(sentence, soft_wrap=not console.is_terminal)
+        say(console, sentence)
     _print_comparison(console, answer["compared"])
     print_notes(console, answer["warnings"])
     _print_settings(console, answer, trainer_of_prediction(ds, trainer))
@@ -381,7 +382,7 @@ def print_knee(knee: dict[str, Any]) -> None:
     ]
     print_rows(console, "what would tell, by bits per cost", tried, wraps=("experiment",))
     for sentence in knee["sentences"]:
-        console.print(sentence, soft_wrap=not console.is_terminal)
+        say(console, sentence)
 
 
 def _sentences(answer: dict[str, Any]) -> list[str]:
@@ -400,8 +401,8 @@ def _sentences(answer: dict[str, Any]) -> list[str]:
     if chosen is not None and not chosen[0] <= star <= chosen[1]:
         said.append("The star lies outside the range: near-best on the median, less often so draw by draw.")
     row = next((r for r in answer["batches"] if r["train_batch"] == star), None)
-    # The last sentence is on the next run, and stands at the end.
-    first, *others, _ = answer["decision"]["sentences"]
+    # The last sentence of the decision is on the next run, and stands at the end.
+    first, *others, following = answer["decision"]["sentences"]
     if row is not None and row["learning_rate"] and row["train_batch"] != answer["reference_batch"]:
         first = f"{first[:-1]}; learning rate {row['learning_rate']:.3g}."
     said += [first, *others]
@@ -425,17 +426,7 @@ def _sentences(answer: dict[str, Any]) -> list[str]:
     )
     said += _alternative_sentences(answer)
     said += _what_if_sentences(answer["what_if"])
-    next_run = answer["next_run"]
-    if next_run is not None:
-        lacks = all(b["responses_to_target"] is None and b["time_to_target"] is None for b in answer["batches"])
-        beside = ", read beside a run of the reference that reaches the target," if lacks else ""
-        said.append(
-            f"Next run worth measuring: B = {next_run['train_batch']:g}; it{beside} is expected to shorten the chosen "
-            f"run by {100 * next_run['gain']:.1f} % of T0."
-        )
-    else:
-        said.append(answer["decision"]["sentences"][-1])
-    return said
+    return [*said, following]
 
 
 def print_targets_of_prediction(forecasts: Sequence[xr.Dataset]) -> None:

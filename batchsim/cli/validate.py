@@ -179,7 +179,7 @@ def _validated(claim: str, data: Path | None, seed: int) -> dict[str, Any]:
 
 def print_samples(result: dict[str, Any]) -> None:
     """Print scores, sets and the small transformer of `validate.samples.validate_samples`."""
-    from batchsim.cli.table import make_console, print_notes, print_rows
+    from batchsim.cli.table import make_console, print_notes, print_rows, say
 
     console = make_console()
     level = f"{100 * result['overall']['level']:.0f} %"
@@ -206,7 +206,7 @@ def print_samples(result: dict[str, Any]) -> None:
     if result["small_transformer"] is not None:
         _print_small_transformer(console, result["small_transformer"])
     for sentence in [*defaults_said(result["overall"]), *verdicts(result)]:
-        console.print(sentence, soft_wrap=not console.is_terminal)
+        say(console, sentence)
     print_notes(console, [f"skipped: {reason}" for reason in result["skipped"]])
 
 
@@ -274,7 +274,7 @@ def _plain(values: dict[str, float], forms: list[str]) -> dict[str, Cell]:
 
 
 def _print_small_transformer(console: Console, found: dict[str, Any]) -> None:
-    from batchsim.cli.table import print_rows, short
+    from batchsim.cli.table import print_rows, say, short
 
     rows: list[dict[str, Cell]] = []
     for row in found["sqrt"]:
@@ -304,7 +304,7 @@ def _print_small_transformer(console: Console, found: dict[str, Any]) -> None:
     ]
     print_rows(console, "mean |error| at 2 to 32 times the batch, and errors at 64 times per target", errors)
     lost = ", ".join(f"{s['lost_updates']:.1f} at B = {s['train_batch']:g}" for s in found["start"])
-    console.print(f"Updates until the score is back at its start: {lost}.", soft_wrap=not console.is_terminal)
+    say(console, f"Updates until the score is back at its start: {lost}.")
     print_rows(
         console,
         "lr_fraction that a row asks for, given A(B) of the moments (one standard error either way)",

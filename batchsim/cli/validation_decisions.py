@@ -24,7 +24,7 @@ def print_decisions(result: dict[str, Any]) -> None:
     result : dict
         Of `validate.decisions.validate_decisions`.
     """
-    from batchsim.cli.table import make_console, print_notes, print_rows
+    from batchsim.cli.table import make_console, print_notes, print_rows, say
 
     console = make_console()
     overall, goals = result["overall"], result["goals"]
@@ -43,7 +43,7 @@ def print_decisions(result: dict[str, Any]) -> None:
     ]
     print_rows(console, f"T(chosen)/T(best) - 1 over {overall['n']} worlds joined to clusters", rows)
     for sentence in sentences(result):
-        console.print(sentence, soft_wrap=not console.is_terminal)
+        say(console, sentence)
     parts: list[dict[str, Cell]] = [
         {
             "worlds": part["slice"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchsim.cli.table import Cell, make_console, print_notes, print_rows, short, span
+from batchsim.cli.table import Cell, make_console, print_notes, print_rows, say, short, span
 from batchsim.validate.measured import QUANTITIES
 
 WHAT = {
@@ -25,7 +25,7 @@ def print_measured(result: dict[str, Any]) -> None:
     """
     console = make_console()
     if result["overall"]:
-        console.print(sentence(result), soft_wrap=not console.is_terminal)
+        say(console, sentence(result))
     # A row that counts alone says less than the row itself.
     parts = [part for part in result["slices"] if part["n"] > 1]
     print_rows(console, "scores", [_score_cells(part) for part in parts], optional=("peer",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchsim.cli.table import Cell, make_console, print_notes, print_rows
+from batchsim.cli.table import Cell, make_console, print_notes, print_rows, say
 
 RESTS = {"the same, the priors' weight chosen without it": "weight_chosen", "a row left out": "left_out_row"}
 """Further figures beside the overall one."""
@@ -21,10 +21,10 @@ def print_slices(result: dict[str, Any]) -> None:
     console = make_console()
     overall = result["overall"]
     if overall:
-        console.print(overall_sentence(result["name"], overall), soft_wrap=not console.is_terminal)
+        say(console, overall_sentence(result["name"], overall))
     for name, key in RESTS.items():
         if overall.get(key):
-            console.print(overall_sentence(name, overall[key]), soft_wrap=not console.is_terminal)
+            say(console, overall_sentence(name, overall[key]))
     groups: dict[str, list[dict[str, Any]]] = {}
     for part in result["slices"]:
         groups.setdefault(_group(part), []).append(part)
@@ -47,16 +47,13 @@ def _print_order(result: dict[str, Any]) -> None:
     """Kendall's tau, ratios within their goal, and inversions with their reasons."""
     console = make_console()
     tau = result["overall"]["kendall_tau"]
-    console.print(
-        f"order of rates per GPU: Kendall's tau {tau:.2f} over {result['overall']['n']} rows",
-        soft_wrap=not console.is_terminal,
-    )
+    say(console, f"order of rates per GPU: Kendall's tau {tau:.2f} over {result['overall']['n']} rows")
     for part in result["overall"]["ratios"]:
         largest = _percent(part["max_ape"])
-        console.print(
+        say(
+            console,
             f"{part['split']}: {part['within']} of {part['n']} ratios within 25 %, "
             f"median {_percent(part['median_ape'])}, largest {largest}",
-            soft_wrap=not console.is_terminal,
         )
     rows: list[dict[str, Cell]] = [
         {

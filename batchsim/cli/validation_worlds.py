@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchsim.cli.table import Cell, make_console, print_notes, print_rows, short
+from batchsim.cli.table import Cell, make_console, print_notes, print_rows, say, short
 
 
 def print_worlds(result: dict[str, Any]) -> None:
@@ -25,9 +25,7 @@ def _findings(result: dict[str, Any]) -> None:
     console = make_console()
     overall = result["overall"]
     worlds = "the one world" if overall["worlds"] == 1 else f"all {overall['worlds']} worlds"
-    console.print(
-        f"{overall['met']} of {overall['findings']} findings hold in {worlds}.", soft_wrap=not console.is_terminal
-    )
+    say(console, f"{overall['met']} of {overall['findings']} findings hold in {worlds}.")
     rows: list[dict[str, Cell]] = [
         {
             "simulated": part["slice"],
@@ -63,11 +61,11 @@ def _asked(limits: list[float | None]) -> str:
 def _forecast(result: dict[str, Any]) -> None:
     console = make_console()
     overall, goals = result["overall"], result["goals"]
-    console.print(
+    say(
+        console,
         f"{overall['worlds']} worlds at three rates: {_count(overall['n'], 'forecast')}, "
         f"{overall['excluded']} left out. "
         f"Goals: median {100 * goals['median']:g} %, 90th percentile {100 * goals['p90']:g} %.",
-        soft_wrap=not console.is_terminal,
     )
     for part in [{"slice": "all"} | overall, *result["slices"]]:
         if not part["n"]:
@@ -103,10 +101,10 @@ def _percent(value: float | None, *, signed: bool = False) -> str:
 def _breaking(result: dict[str, Any]) -> None:
     console = make_console()
     overall = result["overall"]
-    console.print(
+    say(
+        console,
         f"The law survives {overall['survived']} of {overall['attempts']} attempts to break it "
         f"({_count(overall['worlds'], 'draw')} each; within {100 * overall['tolerance']:g} % where r_N is at most 4).",
-        soft_wrap=not console.is_terminal,
     )
     names = [f"{factor:g} x" for factor in overall["factors"]]
     rows: list[dict[str, Cell]] = []

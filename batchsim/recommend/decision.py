@@ -168,6 +168,6 @@ def _next(ds: xr.Dataset, near: Floats, batches: Floats) -> str:
     lacks = bool(absolute) and all(np.isnan(values).all() for values in absolute)
     beside = ", read beside a run of the reference that reaches the target," if lacks else ""
     return (
-        f"What would make this surer at the least cost is a run at B = {proposed['train_batch']:g}: it{beside} is "
-        f"expected to shorten the chosen run by {100 * proposed['gain']:.1f} % of T0."
+        f"Next run worth measuring: B = {proposed['train_batch']:g}; it{beside} is expected to shorten the chosen run "
+        f"by {100 * proposed['gain']:.1f} % of T0."
     )
